@@ -31,7 +31,9 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM,
 )
 
-from regard.decode.search import greedy  # noqa: E402
+from regard.decode.constraints import Constraints  # noqa: E402
+from regard.decode.decoder import decode  # noqa: E402
+from regard.decode.options import Decoding  # noqa: E402
 from regard.native import fast  # noqa: E402
 from regard.native.allocator import reuse_memory  # noqa: E402
 from regard.pretrained.folder import import_folder  # noqa: E402
@@ -65,7 +67,8 @@ def by_regard(folder: Path) -> Act:
     def write(ids: Tensor, lengths: Tensor, tokens: int) -> list[list[int]]:
         last = ids[torch.arange(len(ids)), lengths - 1]
         with fast(model, frozen=True):  # as `regard run` does
-            found = greedy(model, ids, lengths, max_length=tokens, begin=last, eos=-1)
+            constraints = Constraints(max_length=tokens, begin=last, eos=-1)
+            found = decode(model, ids, lengths, Decoding(beam=1), constraints)
         return [one.ids for (one,) in found]
 
     return write

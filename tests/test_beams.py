@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.decode.sentences import Sentence
-from regard.decode.speech.ctc import prefix_beam
+from regard.decode.speech.ctc import PrefixBeam
 from regard.decode.trace import FATES, tracing
 from regard.errors import UsageError
 from regard.viewer.beams import place_nodes
@@ -102,9 +102,9 @@ def test_prefixes_of_ctc_are_traced_until_they_leave_the_beam():
     """Log-probabilities of random frames: the tree holds the texts, and when others were left."""
     chance = np.random.default_rng(0)
     table = torch.from_numpy(chance.normal(size=(12, 5)) * 2).log_softmax(1)
-    plain = prefix_beam(table, beam=3, n_best=3, length_bonus=0.5)
+    plain = PrefixBeam(beam=3, n_best=3, length_bonus=0.5)(table)
     with tracing() as trace:
-        assert prefix_beam(table, beam=3, n_best=3, length_bonus=0.5) == plain
+        assert PrefixBeam(beam=3, n_best=3, length_bonus=0.5)(table) == plain
     ends = {tuple(trace.ids(n)): trace.branches[n] for n in trace.finished()}
     assert {(tuple(one.ids), one.score) for one in plain} == {
         (ids, branch.score) for ids, branch in ends.items()
@@ -118,11 +118,11 @@ def test_prefixes_of_ctc_are_traced_until_they_leave_the_beam():
         frame = int(branch.when.split()[2])
         ids = trace.ids(trace.branches.index(branch))
         for read in range(1, len(table) + 1):
-            kept = prefix_beam(table[:read], beam=3, n_best=3, length_bonus=0.5)
+            kept = PrefixBeam(beam=3, n_best=3, length_bonus=0.5)(table[:read])
             if read >= frame:
                 assert ids not in [one.ids for one in kept]
         assert ids in [
-            one.ids for one in prefix_beam(table[: frame - 1], beam=3, n_best=3, length_bonus=0.5)
+            one.ids for one in PrefixBeam(beam=3, n_best=3, length_bonus=0.5)(table[: frame - 1])
         ]
 
 

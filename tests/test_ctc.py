@@ -14,14 +14,16 @@ from torch import Tensor
 
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
-from regard.decode.options import Decoding, decode
-from regard.decode.search import EOS, beam, forbid, stop_repetition
-from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
+from regard.decode.constraints import EOS, Constraints, forbid, stop_repetition
+from regard.decode.decoder import decode
+from regard.decode.options import Decoding
+from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, PrefixBeam, greedy
 from regard.decode.speech.ctc_align import align, alignable, not_alignable, required_frames
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.training.ctc_loss import ctc_loss
+from tests.searching import beam
 
 Text = tuple[int, ...]
 
@@ -143,7 +145,7 @@ def test_pairs_that_cannot_be_aligned_are_named():
 def test_a_wide_prefix_beam_finds_every_text_with_its_probability(seed, frames, vocab):
     log_probs = random_log_probs(frames, vocab, seed)
     total, best = all_texts(log_probs)
-    found = prefix_beam(log_probs, beam=10_000, n_best=10_000)
+    found = PrefixBeam(beam=10_000, n_best=10_000)(log_probs)
     assert {tuple(one.ids) for one in found} == set(total)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     for one in found:
@@ -154,7 +156,7 @@ def test_a_wide_prefix_beam_finds_every_text_with_its_probability(seed, frames, 
 def test_any_token_may_be_the_blank(blank):
     log_probs = random_log_probs(4, 3, 5)
     total, best = all_texts(log_probs, blank)
-    found = prefix_beam(log_probs, beam=1000, n_best=1000, blank=blank)
+    found = PrefixBeam(beam=1000, n_best=1000, blank=blank)(log_probs)
     assert {tuple(one.ids) for one in found} == set(total)
     assert all(one.logprob == pytest.approx(total[tuple(one.ids)]) for one in found)
     assert all(align(log_probs, t, blank).logprob == pytest.approx(best[t]) for t in best)
@@ -216,9 +218,9 @@ def test_what_cannot_be_aligned_is_refused():
     with pytest.raises(UsageError, match="not finite"):
         align(torch.full((3, 4), float("nan")), [1])
     with pytest.raises(UsageError, match="expected"):
-        prefix_beam(log_probs[None])
+        PrefixBeam()(log_probs[None])
     with pytest.raises(UsageError, match="widen the beam"):
-        prefix_beam(log_probs, beam=2, n_best=3)
+        PrefixBeam(beam=2, n_best=3)(log_probs)
 
 
 def test_equal_to_fast_ctc_decode():
@@ -232,7 +234,7 @@ def test_equal_to_fast_ctc_decode():
         for table in (log_probs, soft):
             probabilities = np.exp(table).astype(np.float32)
             text, _ = theirs.beam_search(probabilities, alphabet, 32, 0.0)
-            ours = prefix_beam(np.log(probabilities), beam=32)[0]
+            ours = PrefixBeam(beam=32)(np.log(probabilities))[0]
             assert "".join(alphabet[n] for n in ours.ids) == text
             text, _ = theirs.viterbi_search(probabilities, alphabet)
             assert "".join(alphabet[n] for n in greedy(table).ids) == text
@@ -258,8 +260,7 @@ def test_a_prefix_beam_takes_steps_for_prefixes_and_tokens_but_not_for_each_pair
     beam, vocab, frames = 8, 300, 60
     log_probs = random_log_probs(frames, vocab, 0)
     some, all_of_it = (
-        count_steps(lambda n=n: prefix_beam(log_probs[:n], beam=beam))
-        for n in (frames // 2, frames)
+        count_steps(lambda n=n: PrefixBeam(beam=beam)(log_probs[:n])) for n in (frames // 2, frames)
     )
     assert all_of_it < 2.2 * some  # linear in the length
     assert all_of_it / frames < beam * vocab / 2
@@ -291,14 +292,9 @@ def lm_logprob(lm: LanguageModel, text: Text) -> float:
 def test_shallow_fusion_adds_the_language_model_and_the_bonus(language_model, weight, bonus):
     log_probs = random_log_probs(4, 6, 1)
     total, _ = all_texts(log_probs)
-    found = prefix_beam(
-        log_probs,
-        beam=10_000,
-        n_best=10_000,
-        lm=language_model,
-        lm_weight=weight,
-        length_bonus=bonus,
-    )
+    found = PrefixBeam(
+        beam=10_000, n_best=10_000, lm=language_model, lm_weight=weight, length_bonus=bonus
+    )(log_probs)
     assert {tuple(one.ids) for one in found} == set(total)
     for one in found:
         text = tuple(one.ids)
@@ -316,7 +312,7 @@ def test_a_language_model_is_asked_in_batches_once_for_each_prefix(language_mode
         return language_model(prefixes)
 
     log_probs = random_log_probs(12, 6, 2)
-    prefix_beam(log_probs, lm=lm, lm_weight=0.5)
+    PrefixBeam(lm=lm, lm_weight=0.5)(log_probs)
     assert len(asked) == len(set(asked))
     rows = language_model([[4], [5, 4, 4], []])
     for text, row in zip(([4], [5, 4, 4], []), rows, strict=True):
@@ -325,8 +321,8 @@ def test_a_language_model_is_asked_in_batches_once_for_each_prefix(language_mode
 
 def test_tokens_below_the_least_probability_do_not_continue_a_text():
     log_probs, ids, _ = spikes(3)
-    assert prefix_beam(log_probs, token_min_logp=-5.0)[0].ids == ids
-    none = prefix_beam(log_probs, token_min_logp=0.1)
+    assert PrefixBeam(token_min_logp=-5.0)(log_probs)[0].ids == ids
+    none = PrefixBeam(token_min_logp=0.1)(log_probs)
     assert [one.ids for one in none] == [[]]
 
 
@@ -462,9 +458,11 @@ def test_the_joint_score_depends_on_no_neighbour():
             torch.tensor(rows).view(-1, 1),
             None,
             options,
-            adjust=[score, forbid(0, 1)],
-            max_length=[min(30, int(n)) for n in lengths[rows]],
-            on="logprobs",
+            Constraints(
+                adjust=[score, forbid(0, 1)],
+                max_length=[min(30, int(n)) for n in lengths[rows]],
+                on="logprobs",
+            ),
         )
         assert len(score.paths) <= options.beam * len(rows)  # bounded, whatever was written
         return [[(one.ids, one.score) for one in some] for some in found]
@@ -484,9 +482,11 @@ def test_greedy_and_forced_beginnings_go_with_the_joint_score():
             torch.tensor([[0]]),
             None,
             Decoding(beam=1),
-            adjust=[CTCPrefixScore(log_probs, weight=0.5), forbid(0, 1)],
-            prefix=[prefix],
-            max_length=20,
+            Constraints(
+                adjust=[CTCPrefixScore(log_probs, weight=0.5), forbid(0, 1)],
+                prefix=[prefix],
+                max_length=20,
+            ),
         )
         assert one[0].ids[: len(prefix)] == prefix
         assert isfinite(one[0].logprob)
@@ -503,10 +503,9 @@ def test_a_text_that_repeats_itself_is_ended():
     source = torch.tensor([[0]])
     for size in (1, 3):
         options = Decoding(beam=size)
-        (endless,) = decode(table, source, None, options, max_length=60)
-        (ended,) = decode(
-            table, source, None, options, max_length=60, adjust=[stop_repetition(times=4)]
-        )
+        (endless,) = decode(table, source, None, options, Constraints(max_length=60))
+        stops = Constraints(max_length=60, adjust=[stop_repetition(times=4)])
+        (ended,) = decode(table, source, None, options, stops)
         assert ended[0].ids == ([3, 4, 5] * 20)[: len(ended[0].ids)]
         if size == 1:
             assert len(endless[0].ids) == 60 and len(ended[0].ids) == 12

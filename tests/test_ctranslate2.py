@@ -11,11 +11,11 @@ import torch
 from regard import native
 from regard.data.batches import pad
 from regard.data.tokenize import train_tokenizer
-from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.ctranslate2 import export_ctranslate2
+from tests import searching
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew magic potions at dawn"
 BLOCK = BlockConfig(width=32, heads=4, ffn_width=48, dropout=0.0)
@@ -129,9 +129,9 @@ def test_what_is_written_is_the_same(beam, penalty, ctranslate2, tokenizer, tmp_
     )
     ids, lengths = pad([np.array([*row, 2]) for row in read], 0)
     if beam == 1:
-        ours = search.greedy(model, ids, lengths, max_length=24, length_penalty=penalty)
+        ours = searching.greedy(model, ids, lengths, max_length=24, length_penalty=penalty)
     else:
-        ours = search.beam(model, ids, lengths, beam=beam, max_length=24, length_penalty=penalty)
+        ours = searching.beam(model, ids, lengths, beam=beam, max_length=24, length_penalty=penalty)
     assert len({len(mine[0].ids) for mine in ours}) > 2
     for mine, other in zip(ours, theirs, strict=True):
         assert spell(tokenizer, mine[0].ids) == other.hypotheses[0]

@@ -13,27 +13,15 @@ from torch import Tensor
 
 from regard.decode import rules as decoding_rules
 from regard.decode.batching import in_batches
-from regard.decode.options import Decoding, decode
+from regard.decode.constraints import EOS, Constraints, at_least, forbid
+from regard.decode.decoder import decode
+from regard.decode.options import PENALTIES, Decoding, penalty
 from regard.decode.rules import DecodingStep, Given, Rules, checked
-from regard.decode.search import (
-    EOS,
-    PENALTIES,
-    _argmax,
-    _continuations,
-    at_least,
-    beam,
-    forbid,
-    greedy,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalty,
-    sample,
-    score,
-)
+from regard.decode.search import _argmax, _continuations, keep_min_p, keep_top_k, keep_top_p
 from regard.errors import UsageError
 from regard.models.declaration import with_changes
 from regard.models.transformer import SIZES, Transformer, TransformerConfig
+from tests.searching import beam, greedy, judge, sample
 
 VOCAB = 5
 
@@ -238,13 +226,12 @@ def support(logits: Tensor) -> set[int]:
 
 def test_what_can_be_drawn():
     shares = torch.tensor([[0.05, 0.4, 0.15, 0.3, 0.1]])
-    nothing = torch.empty(1, 0, dtype=torch.long)
     for mass, kept in ((0.3, {1}), (0.41, {1, 3}), (0.71, {1, 3, 2}), (1.0, {0, 1, 2, 3, 4})):
-        assert support(keep_top_p(mass)(shares.log(), nothing)) == kept
+        assert support(keep_top_p(mass)(shares.log())) == kept
     for count, kept in ((1, {1}), (2, {1, 3}), (99, {0, 1, 2, 3, 4})):
-        assert support(keep_top_k(count)(shares.log(), nothing)) == kept
+        assert support(keep_top_k(count)(shares.log())) == kept
     for share, kept in ((0.0, {0, 1, 2, 3, 4}), (0.3, {1, 3, 2}), (0.5, {1, 3}), (1.0, {1})):
-        assert support(keep_min_p(share)(shares.log(), nothing)) == kept
+        assert support(keep_min_p(share)(shares.log())) == kept
 
 
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 4}])
@@ -255,7 +242,7 @@ def test_draws_follow_the_softmax(cut):
     seen = torch.bincount(torch.tensor(first), minlength=8).double()
     logits = chain.table[0, 0, 1] / cut.get("temperature", 1.0)
     if "top_k" in cut:
-        logits = keep_top_k(cut["top_k"])(logits.unsqueeze(0), torch.empty(1, 0))[0]
+        logits = keep_top_k(cut["top_k"])(logits.unsqueeze(0))[0]
     expected = count * logits.softmax(0)
     likely = expected > 0
     assert bool((seen[~likely] == 0).all())
@@ -267,14 +254,14 @@ def test_draws_follow_the_softmax(cut):
 
 def test_draws_depend_on_seed_and_line_alone():
     chain = Chain(40, vocab=9)
-    whole = sample(chain, sources(40), samples=3, max_length=9, seed=4)
+    whole = sample(chain, sources(40), n_best=3, max_length=9, seed=4)
     lines = [31, 5, 17]
-    some = sample(chain, sources(40)[lines], samples=3, max_length=9, seed=4, lines=lines)
+    some = sample(chain, sources(40)[lines], n_best=3, max_length=9, seed=4, lines=lines)
     assert some == [whole[i] for i in lines]
-    assert whole == sample(chain, sources(40), samples=3, max_length=9, seed=4)
-    assert whole != sample(chain, sources(40), samples=3, max_length=9, seed=5)
+    assert whole == sample(chain, sources(40), n_best=3, max_length=9, seed=4)
+    assert whole != sample(chain, sources(40), n_best=3, max_length=9, seed=5)
     drawn = [
-        sample(chain, sources(40)[[7]], samples=20, max_length=9, seed=seed, lines=[line])
+        sample(chain, sources(40)[[7]], n_best=20, max_length=9, seed=seed, lines=[line])
         for seed, line in ((1, 12), (11, 2), (112, 0))
     ]
     assert drawn[0] != drawn[1] != drawn[2] != drawn[0]  # though their digits are the same
@@ -292,7 +279,7 @@ def test_temperature_zero_is_greedy():
 def test_given_texts_are_judged_by_the_definition():
     chain = Chain(5, vocab=6)
     texts = [[3, 4], [], [5] * 150, [0, 1, 3], [4]]
-    for number, judged in enumerate(score(chain, sources(5), None, texts, length_penalty="gnmt")):
+    for number, judged in enumerate(judge(chain, sources(5), None, texts, length_penalty="gnmt")):
         assert judged.ids == texts[number]
         torch.testing.assert_close(judged.steps, chain.logprobs(number, [*texts[number], EOS]))
         length = len(judged.ids) + 1
@@ -382,7 +369,7 @@ def test_what_was_written_is_judged_alike():
     found = beam(model, source, lengths, n_best=4)
     for rank in range(4):
         texts = [h[rank].ids for h in found]
-        for h, judged in zip(found, score(model, source, lengths, texts), strict=True):
+        for h, judged in zip(found, judge(model, source, lengths, texts), strict=True):
             written = h[rank].steps
             torch.testing.assert_close(judged.steps[: len(written)], written, atol=1e-9, rtol=0)
 
@@ -437,7 +424,7 @@ def test_beam_equals_ctranslate2(tmp_path):
         ({"temperature": 0.0}, lambda c, s: greedy(c, s, max_length=9)),
         (
             {"top_k": 3, "n_best": 7},
-            lambda c, s: sample(c, s, top_k=3, samples=7, seed=1, max_length=9),
+            lambda c, s: sample(c, s, top_k=3, n_best=7, seed=1, max_length=9),
         ),
         (
             {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "seed": 4},
@@ -465,11 +452,13 @@ def test_what_a_caller_gives_reaches_every_search():
             sources(6),
             None,
             options,
-            prefix=[[4]] * 6,
-            max_length=[3, 4, 5, 6, 7, 8],
-            adjust=[forbid(3)],
-            ends=[7],
-            on_token=None if options.beam == 4 else on_token,
+            Constraints(
+                prefix=[[4]] * 6,
+                max_length=[3, 4, 5, 6, 7, 8],
+                adjust=[forbid(3)],
+                ends=[7],
+                on_token=None if options.beam == 4 else on_token,
+            ),
         )
         for limit, (h,) in zip(range(3, 9), some, strict=True):
             assert h.ids[0] == 4 and 3 not in h.ids and len(h.ids) <= limit
@@ -482,7 +471,7 @@ MISTAKES = {
     "unknown length_penalty 'gmnt'": lambda c, s: decode(
         c, s, None, Decoding(length_penalty="gmnt")
     ),
-    "on_token= cannot follow beam=5": lambda c, s: decode(c, s, None, on_token=print),
+    "on_token= cannot follow beam=5": lambda c, s: beam(c, s, on_token=print),
     "beam=0": lambda c, s: beam(c, s, beam=0),
     "n_best=6": lambda c, s: beam(c, s, n_best=6),
     "patience=0": lambda c, s: beam(c, s, patience=0),
@@ -498,12 +487,12 @@ MISTAKES = {
     "top_k=0": lambda c, s: sample(c, s, top_k=0),
     "top_p=0": lambda c, s: sample(c, s, top_p=0),
     "min_p=1.5": lambda c, s: sample(c, s, min_p=1.5),
-    "samples=0": lambda c, s: sample(c, s, samples=0),
+    "n_best=0": lambda c, s: sample(c, s, n_best=0),
     "3 line numbers": lambda c, s: sample(c, s, lines=[1, 2, 3]),
     "repetition_penalty=0": lambda c, s: checked({"repetition_penalty": 0}, VOCAB),
     "unknown rule 'min_lenght'": lambda c, s: checked({"min_lenght": 3}, VOCAB),
     "bad_words_ids=5; expected a token": lambda c, s: checked({"bad_words_ids": [[5]]}, VOCAB),
-    "1 texts": lambda c, s: score(c, s, None, [[3]]),
+    "1 texts": lambda c, s: judge(c, s, None, [[3]]),
     "0 tokens": lambda c, s: in_batches([1], [1], list, tokens=0),
 }
 
@@ -526,7 +515,7 @@ def test_a_broken_model_is_told():
 def test_nothing_gives_nothing():
     none = torch.empty(0, 3, dtype=torch.long)
     assert beam(Chain(), none) == greedy(Chain(), none) == sample(Chain(), none) == []
-    assert score(Chain(), none, None, []) == []
+    assert judge(Chain(), none, None, []) == []
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6, 17])

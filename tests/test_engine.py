@@ -15,11 +15,14 @@ from torch.nn import functional as F
 import regard
 from regard import native
 from regard.data.batches import pad
-from regard.decode import search
+from regard.decode.constraints import BOS, forbid
+from regard.decode.options import penalty
+from regard.decode.search import enough_texts, hypothesis
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.fast.engine import STOPPINGS
 from regard.models.transformer import Transformer, TransformerConfig
+from tests import searching
 
 pytestmark = pytest.mark.skipif(not native.status().enabled, reason=str(native.status()))
 BLOCK = BlockConfig(width=48, heads=3, ffn_width=80)
@@ -61,12 +64,12 @@ def sources(count: int, vocab: int = 29, longest: int = 23, seed: int = 0) -> li
 
 def by_search(model: Transformer, texts: list[list[int]], limits: list[int], **options: Any):
     ids, lengths = pad([np.asarray(row, dtype=np.int64) for row in texts], 0)
-    adjust, beam = [search.forbid(*NEVER)], options.pop("beam", 5)
+    adjust, beam = [forbid(*NEVER)], options.pop("beam", 5)
     words = {"max_length": limits, "adjust": adjust, "eos": EOS, **options}
     if beam == 1:
         words.pop("n_best", None), words.pop("stopping", None)
-        return search.greedy(model, ids, lengths, **words)
-    return search.beam(model, ids, lengths, beam=beam, **words)
+        return searching.greedy(model, ids, lengths, **words)
+    return searching.beam(model, ids, lengths, beam=beam, **words)
 
 
 def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **options: Any):
@@ -74,8 +77,8 @@ def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **o
         engine = model.engine(NEVER, None, options.get("dtype", torch.float32))
         assert engine is not None
         beam, n_best = options.get("beam", 5), options.get("n_best", 1)
-        penalty = options.get("length_penalty", "average"), options.get("alpha")
-        stopping, divisor = options.get("stopping", "patience"), search.penalty(*penalty)
+        named = options.get("length_penalty", "average"), options.get("alpha")
+        stopping, divisor = options.get("stopping", "patience"), penalty(*named)
         found = engine.translate(
             texts,
             limits,
@@ -83,13 +86,13 @@ def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **o
             n_best=n_best,
             divisor=divisor,
             stopping=stopping,
-            enough=search.enough_texts(beam, n_best, divisor, stopping),
-            bos=search.BOS,
+            enough=enough_texts(beam, n_best, divisor, stopping),
+            bos=BOS,
             eos=EOS,
             ends=options.get("ends", ()),
         )
     assert found is not None
-    return [[search.hypothesis(*one) for one in some] for some in found]
+    return [[hypothesis(*one) for one in some] for some in found]
 
 
 def assert_alike(ours: list, theirs: list) -> None:

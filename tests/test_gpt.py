@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 import regard.models.state as states
 from regard.attention.positions import POSITIONS, RotaryScaling
-from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models import preset
 from regard.models.gpt import GPT, PRESETS, SIZES, GPTConfig, within
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.weight_conversion import to_ours, to_theirs
+from tests import searching
 from tests.test_transformer import enlarge
 
 WEIGHTS = Path(__file__).parents[2] / "shared" / "weights"
@@ -342,7 +342,7 @@ def test_ours_writes_what_theirs_writes(kind: str, monkeypatch):
             max_new_tokens=16,
             logits_processor=[fresh],
         )[0, n:].tolist()
-        ((one,),) = search.greedy(
+        ((one,),) = searching.greedy(
             ours,
             prompt,
             begin=prompt[:, -1],
@@ -356,10 +356,10 @@ def test_ours_writes_what_theirs_writes(kind: str, monkeypatch):
     # prompts of different lengths together say what each says alone
     last = prompts.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
     alone = [
-        search.greedy(ours, prompts[i : i + 1, :n], begin=last[i : i + 1], max_length=9, eos=EOS)
+        searching.greedy(ours, prompts[i : i + 1, :n], begin=last[i : i + 1], max_length=9, eos=EOS)
         for i, n in enumerate(lengths.tolist())
     ]
-    together = search.greedy(ours, prompts, lengths, begin=last, max_length=9, eos=EOS)
+    together = searching.greedy(ours, prompts, lengths, begin=last, max_length=9, eos=EOS)
     assert [one.ids for (one,) in together] == [one.ids for ((one,),) in alone]
 
 
@@ -734,14 +734,14 @@ def test_real_weights_tell_the_expected_story(stories):
     model, expected, spell = stories
     right = expected["greedy_from_bos"]
     begin = torch.tensor([[1]])
-    ((one,),) = search.greedy(model, begin, begin=begin[:, 0], max_length=len(right) - 1, eos=2)
+    ((one,),) = searching.greedy(model, begin, begin=begin[:, 0], max_length=len(right) - 1, eos=2)
     assert [1, *one.ids] == right
     assert spell(right) == expected["text"]
     # from any place of the story, several at once
     prompts = torch.tensor([right, right, right])
     lengths = torch.tensor([5, 40, 20])
     last = prompts.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
-    told = search.greedy(model, prompts, lengths, begin=last, max_length=20, eos=2)
+    told = searching.greedy(model, prompts, lengths, begin=last, max_length=20, eos=2)
     for (one,), n in zip(told, lengths.tolist(), strict=True):
         assert one.ids == right[n : n + 20]
 

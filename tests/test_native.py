@@ -20,7 +20,6 @@ from regard.attention.attend import attend
 from regard.attention.masks import Causal, Document, Mask, Padding
 from regard.attention.positions import build_position
 from regard.attention.watch import watch
-from regard.decode.search import greedy
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.layers.block import BlockConfig, EncoderBlock
@@ -31,6 +30,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build, fast, functions
 from regard.training.optim import build_optimiser
+from tests.searching import greedy
 
 needs = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
 

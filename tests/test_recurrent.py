@@ -18,7 +18,6 @@ from regard.attention.masks import Padding
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.parallel import PairBatch
-from regard.decode import search
 from regard.errors import UsageError
 from regard.layers.recurrent.attention import (
     ATTENTIONS,
@@ -32,6 +31,7 @@ from regard.models.convolutional import EncoderLayer, GatedConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.tasks.text.translate import Translate, hard_attention_loss
 from regard.training.loss import sequence_loss
+from tests import searching
 
 CELL = CellConfig(8, dropout=0.0)
 
@@ -449,12 +449,12 @@ def test_what_a_beam_finds_is_as_likely_as_it_says(like: str):
     )
     model = enlarged(model.eval())
     source, lengths = torch.randint(3, 13, (3, 6)), torch.tensor([6, 2, 4])
-    found = search.beam(model, source, lengths, beam=4, n_best=3, max_length=7)
-    alone = search.beam(model, source[1:2, :2], beam=4, n_best=3, max_length=7)[0]
+    found = searching.beam(model, source, lengths, beam=4, n_best=3, max_length=7)
+    alone = searching.beam(model, source[1:2, :2], beam=4, n_best=3, max_length=7)[0]
     assert [text.ids for text in found[1]] == [text.ids for text in alone]
     for row, some in enumerate(found):
         again = [row] * len(some)
-        right = search.score(model, source[again], lengths[again], [text.ids for text in some])
+        right = searching.judge(model, source[again], lengths[again], [text.ids for text in some])
         for text, other in zip(some, right, strict=True):
             assert text.steps == pytest.approx(other.steps[: len(text.steps)], abs=1e-9)
 

@@ -14,13 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import regard
-from regard.decode import search
+from regard.decode.constraints import Adjust
 from regard.errors import UsageError
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.shards import open_weights
 from regard.pretrained.weight_conversion import to_ours, to_theirs
+from tests import searching
 
 transformers = pytest.importorskip("transformers")
 
@@ -179,7 +180,7 @@ def test_ours_equals_theirs(kind: str, dtype: torch.dtype):
         torch.testing.assert_close(logits, right, atol=bound, rtol=0)
 
 
-def never_again(begin: int) -> search.Adjust:
+def never_again(begin: int) -> Adjust:
     """Write no token twice: random weights would say the same word for ever."""
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
@@ -211,9 +212,9 @@ def test_ours_writes_what_theirs_writes(kind: str, beam: int):
     rest: dict[str, Any] = {"bos": begin, "eos": end, "max_length": most}
     rest |= {"adjust": [never_again(begin)]}
     if beam == 1:
-        found = search.greedy(ours, source, lengths, **rest)
+        found = searching.greedy(ours, source, lengths, **rest)
     else:
-        found = search.beam(ours, source, lengths, beam=beam, **rest)
+        found = searching.beam(ours, source, lengths, beam=beam, **rest)
     for row, (text,) in zip(right.tolist(), found, strict=True):
         assert row[0] == begin
         told = row[1 : row.index(end, 1) if end in row[1:] else len(row)]

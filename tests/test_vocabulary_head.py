@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import register_parametrization
 
 from regard import native
-from regard.decode.search import greedy
 from regard.layers import vocabulary
 from regard.layers.lora import LowRank
 from regard.layers.vocabulary import FEWEST, ROWS, Head, held
 from regard.models import family, preset
 from regard.native import fast
+from tests.searching import greedy
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
 

@@ -10,7 +10,9 @@ from test_parity import parity
 
 import regard
 from regard.attention.watch import watch
-from regard.decode.options import Decoding, decode
+from regard.decode.constraints import Constraints
+from regard.decode.decoder import decode
+from regard.decode.options import Decoding
 from regard.errors import UsageError
 from regard.insight.causes import attending, cut_tokens, measure
 from regard.models import family
@@ -84,7 +86,7 @@ def test_greedy_texts_are_those_of_transformers(both):
             logits = theirs(encoder_outputs=encoded, decoder_input_ids=written).logits
             written = torch.cat([written, logits[:, -1:].argmax(-1)], 1)
         options = Decoding(beam=1, max_length=12)
-        found = decode(ours, sound, None, options, bos=0, eos=2)
+        found = decode(ours, sound, None, options, Constraints(bos=0, eos=2))
     for row, hypotheses in zip(written[:, 1:].tolist(), found, strict=True):
         end = row.index(2) if 2 in row else 12
         assert hypotheses[0].ids == row[:end]

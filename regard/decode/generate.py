@@ -10,9 +10,10 @@ import torch
 from regard.data.batches import pad
 from regard.data.seeds import mix
 from regard.data.tokenizer import Tokenizer
-from regard.decode import search
 from regard.decode.batching import in_batches
-from regard.decode.options import Decoding, decode
+from regard.decode.constraints import Adjust, forbid
+from regard.decode.decoder import decode
+from regard.decode.options import Decoding
 from regard.decode.rules import GenerationConfig, Given
 from regard.decode.writer import Writer
 from regard.errors import UsageError
@@ -209,20 +210,15 @@ class TextGenerator:
         one = options.beam == options.n_best == 1
         rows = [np.asarray(row, dtype=np.int64) for row in prompts]
         ids, lengths = (x.to(self.device) for x in pad(rows, self.tokenizer.pad))
-        hypotheses = decode(
-            self.model,
-            ids,
-            lengths,
-            options,
-            begin=ids.gather(1, lengths.unsqueeze(1) - 1).squeeze(1),
-            eos=self.rules.eos,
-            ends=self.rules.ends,
+        constraints = replace(
+            self.rules.constraints,
+            begin=ids.gather(1, lengths.unsqueeze(1) - 1),
             adjust=self._adjust(texts, room, options.repetition_penalty),
             max_length=room,
             lines=lines,
             on_token=on_token if one and (stop or streamer is not None) else None,
-            **self.rules.beam(),
         )
+        hypotheses = decode(self.model, ids, lengths, options, constraints)
         return [
             [
                 replace(text, rank=text.rank + k, ids=text.ids + h.ids, steps=text.steps + h.steps)
@@ -233,9 +229,9 @@ class TextGenerator:
 
     def _adjust(
         self, texts: list[Continuation], room: list[int], repetition_penalty: float
-    ) -> list[search.Adjust]:
+    ) -> list[Adjust]:
         """Return the changes of the logits of some texts, which may get so many tokens now."""
-        forbidden: list[search.Adjust] = [search.forbid(*self.never)] if self.never else []
+        forbidden: list[Adjust] = [forbid(*self.never)] if self.never else []
         # none but the last of several turns comes to an end
         limits = [
             n if len(text.ids) + n >= text.limit else -1

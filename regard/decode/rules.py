@@ -6,7 +6,7 @@ was begun with too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.decode.constraints import ByRow, Constraints
 from regard.errors import UsageError, log
 
 MOST_IDS = 100_000  # in one rule
@@ -396,14 +397,16 @@ class GenerationConfig:
             self.told.add(otherwise)
             log(f"otherwise than transformers: {otherwise}")
 
-    def beam(self) -> dict[str, Any]:
-        """Return the options of beam search: stopping, on and renormalise."""
+    @property
+    def constraints(self) -> Constraints:
+        """How every text begins and ends, and when a beam search does."""
+        ours = Constraints(bos=self.begin, eos=self.eos, ends=self.ends)
         if not self.foreign:
-            return {}
+            return ours
         early = self.rules.get("early_stopping", False)
         stopping = "never" if early == "never" else "early" if early else "length"
         again = self.rules.get("renormalize_logits", False)
-        return {"stopping": stopping, "on": "logprobs", "renormalise": again}
+        return replace(ours, stopping=stopping, on="logprobs", renormalise=again)
 
     def changes(self, given: Given, **others: Any) -> "list[Rules]":
         """Return the rules as changes of logits, with others beside or instead of them."""
@@ -414,14 +417,6 @@ class GenerationConfig:
 def _effective(rules: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out rules without effect."""
     return {key: value for key, value in rules.items() if value != NO_EFFECT.get(key)}
-
-
-class ByRow:
-    """A change of logits that must know which sentence each row is of."""
-
-    def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
-        """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Texts generated sentence by sentence: cut, decoded in batches, and put together again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +12,12 @@ from regard.attention.watch import watcher
 from regard.data.batches import pad
 from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenizer import Tokenizer
-from regard.decode import search
 from regard.decode.batching import in_batches
-from regard.decode.options import Decoding, decode
+from regard.decode.constraints import forbid, usual_limit
+from regard.decode.decoder import decode, score
+from regard.decode.options import Decoding
 from regard.decode.rules import GenerationConfig, Given
-from regard.decode.search import Hypothesis
+from regard.decode.search import Hypothesis, enough_texts, hypothesis
 from regard.decode.trace import is_tracing
 from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
@@ -132,8 +133,7 @@ class SentenceDecoder:
         """
         options.check()
         make = getattr(self.writer, "engine", None)
-        search_by = {"stopping": "patience", "on": "logits", "renormalise": False}
-        search_by |= self.rules.beam()
+        constraints = self.rules.constraints
         real = [s for s in sentences if s.ids]
         if (
             make is None
@@ -142,66 +142,54 @@ class SentenceDecoder:
             or options.beam > MOST_HYPOTHESES
             or is_tracing()
             or any(s.prefix for s in real)
-            or search_by["renormalise"]
-            or (search_by["on"] == "logprobs" and self.never and options.beam > 1)
+            or constraints.renormalise
+            or (constraints.on == "logprobs" and self.never and options.beam > 1)
             or self.rules.changes(Given(self.rules.all_ends, [], [], []))
         ):
             return None
         self.engine = engine = make(self.never, self.engine, dtype)
         if engine is None:
             return None
-        divisor, stopping = (
-            search.penalty(options.length_penalty, options.alpha),
-            search_by["stopping"],
-        )
+        divisor, stopping = options.divisor, constraints.stopping
         try:
             found = engine.translate(
                 [s.ids for s in real],
-                [options.max_length or search.usual_limit(len(s.ids)) for s in real],
+                [options.max_length or usual_limit(len(s.ids)) for s in real],
                 beam=options.beam,
                 n_best=options.n_best,
                 divisor=divisor,
                 stopping=stopping,
-                enough=search.enough_texts(options.beam, options.n_best, divisor, stopping),
-                bos=self.begin,
-                eos=self.rules.eos,
-                ends=self.rules.ends,
+                enough=enough_texts(options.beam, options.n_best, divisor, stopping),
+                bos=constraints.bos,
+                eos=constraints.eos,
+                ends=constraints.ends,
             )
         except UsageError:  # such as a text past the learned positions, which the search refuses
             return None
         if found is None:
             return None
         texts = iter(found)
-        return [
-            [search.hypothesis(*one) for one in next(texts)] if s.ids else [] for s in sentences
-        ]
+        return [[hypothesis(*one) for one in next(texts)] if s.ids else [] for s in sentences]
 
     def batch(self, some: list[Sentence], options: Decoding, first: int) -> list[list[Hypothesis]]:
         """Return the hypotheses of a batch of sentences; one without tokens has none."""
         real = [s for s in some if s.ids]
         if not real:
             return [[] for _ in some]
-        usual = [search.usual_limit(len(s.ids)) + len(s.prefix) for s in real]
+        usual = [usual_limit(len(s.ids)) + len(s.prefix) for s in real]
         limits = [options.max_length or limit for limit in usual]
         if options.max_length is None:
             most = "10 tokens and 1.5 for each of its source"
             self.rules.tell(f"no max_length is given, so a text has up to {most}, not 20")
         sources = [s.ids for s in real]
         given = Given(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)
-        hypotheses = iter(
-            decode(
-                self.writer,
-                *self._padded(sources),
-                options,
-                bos=self.begin,
-                eos=self.rules.eos,
-                ends=self.rules.ends,
-                prefix=[s.prefix for s in real] if any(s.prefix for s in real) else None,
-                adjust=[search.forbid(*self.never), *self.rules.changes(given)],
-                lines=[first + s.line for s in real],
-                **self.rules.beam(),
-            )
+        constraints = replace(
+            self.rules.constraints,
+            prefix=[s.prefix for s in real],
+            adjust=[forbid(*self.never), *self.rules.changes(given)],
+            lines=[first + s.line for s in real],
         )
+        hypotheses = iter(decode(self.writer, *self._padded(sources), options, constraints))
         return [next(hypotheses) if s.ids else [] for s in some]
 
     def join(self, parts: list[Sentence], language: str | None) -> list[Joined]:
@@ -229,18 +217,14 @@ class SentenceDecoder:
     ) -> list[Hypothesis]:
         """Return how likely given targets are, in batches of so many `tokens` and `rows`."""
 
-        def score(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:
-            return search.score(
-                self.writer,
-                *self._padded([source for source, _ in some]),
-                [target for _, target in some],
-                length_penalty=options.length_penalty,
-                alpha=options.alpha,
-                bos=self.begin,
-                eos=self.target.eos,
-            )
+        constraints = replace(self.rules.constraints, eos=self.target.eos)
 
-        return in_batches(pairs, [max(map(len, pair)) for pair in pairs], score, **batches)
+        def judge(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:
+            sources = self._padded([source for source, _ in some])
+            targets = [target for _, target in some]
+            return score(self.writer, *sources, targets, options, constraints)
+
+        return in_batches(pairs, [max(map(len, pair)) for pair in pairs], judge, **batches)
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         ids, lengths = pad([np.asarray(row, dtype=np.int64) for row in rows], 0)

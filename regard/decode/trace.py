@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -34,45 +35,72 @@ class Branch:
     when: str = ""  # where that was decided, if its number of tokens does not tell
 
 
+class Continuations(NamedTuple):
+    """Ways to go on, each (sentences, n), the best first."""
+
+    scores: Tensor  # log-probability of the whole text
+    parents: Tensor  # hypothesis that is continued
+    tokens: Tensor
+
+    def pick(self, places: Tensor) -> "Continuations":
+        """Continuations at some places (sentences, m)."""
+        return Continuations(*(x.gather(1, places) for x in self))
+
+
+class BeamStep(NamedTuple):
+    """What a beam search considered and decided in one step."""
+
+    considered: Continuations
+    finishing: Tensor  # (sentences, n): continuations that end a text
+    going: Tensor  # (sentences, beam): places of those that go on
+    beam: int
+    divisor: float  # of log-probabilities, by the length penalty
+    enough: Tensor  # (sentences): as many texts have ended as were waited for
+    last: Tensor  # (sentences): the longest text was reached
+    beaten: Tensor  # (sentences): no open text can become better than those that have ended
+
+
+class Observer:
+    """What is told of each step of a beam search; this one takes no notice."""
+
+    def observe(self, step: BeamStep) -> None:
+        """Take notice of a step."""
+
+
 @dataclass
-class BeamTrace:
+class BeamTrace(Observer):
     """The continuations of a beam search for one sentence, in the order they were considered."""
 
     branches: list[Branch] = field(default_factory=list)
     end: str = ""  # why the search ended
     _open: list[int] = field(default_factory=lambda: [-1])  # the branch of each hypothesis
 
-    def add(
-        self,
-        scores: Tensor,
-        parents: Tensor,
-        tokens: Tensor,
-        finishing: Tensor,
-        going: Tensor,
-        divisor: float,
-        beam: int,
-    ) -> None:
-        """Take in the continuations of a step, each (n,): the best first, and those that go on."""
-        on = going.tolist()
+    def observe(self, step: BeamStep) -> None:
+        """Take in the continuations of a step, the fate of each, and why the search ends."""
+        on = step.going[0].tolist()
         opened: dict[int, int] = {}
-        rows = zip(
-            scores.tolist(), parents.tolist(), tokens.tolist(), finishing.tolist(), strict=True
-        )
-        for rank, (score, parent, token, finished) in enumerate(rows):
+        columns = [x[0].tolist() for x in (*step.considered, step.finishing)]
+        for rank, (score, parent, token, ends) in enumerate(zip(*columns, strict=True)):
             if score == float("-inf") or len(self.branches) >= MAX_BRANCHES:
                 continue
             fate = "beam"
-            if finished:
-                fate = "finished" if rank < beam else "late end"
+            if ends:
+                fate = "finished" if rank < step.beam else "late end"
             if rank in on:
                 opened[rank] = len(self.branches)
                 fate = "open" if fate != "finished" else fate
-            branch = Branch(self._open[parent], token, score, score / divisor, rank, fate)
+            branch = Branch(self._open[parent], token, score, score / step.divisor, rank, fate)
             self.branches.append(branch)
         # a beam wider than the continuations has places that nothing is in
         self._open = [opened.get(rank, -1) for rank in on]
+        if bool(step.enough):
+            self._stop("enough texts had ended")
+        elif bool(step.last):
+            self._stop("the longest text was reached")
+        elif bool(step.beaten):
+            self._stop("none that was open could become better than those that had ended")
 
-    def stop(self, why: str) -> None:
+    def _stop(self, why: str) -> None:
         """Note why the search ended, and what was open then."""
         self.end = why
         for number in self._open:
@@ -116,13 +144,18 @@ def untraced() -> Iterator[None]:
         _active.reset(token)
 
 
-def active_trace(sentences: int = 1) -> BeamTrace | None:
-    """Return the trace that a search of so many sentences fills, begun anew; None if none does."""
+def active_observer(sentences: int) -> Observer:
+    """Observer of a search of so many sentences."""
+    return begin_trace(sentences) if is_tracing() else Observer()
+
+
+def begin_trace(sentences: int = 1) -> BeamTrace:
+    """The active trace, begun anew for a search of so many sentences."""
     trace = _active.get()
-    if trace is not None:
-        if sentences != 1:
-            raise UsageError(f"a trace is of one sentence, not {sentences}")
-        trace.branches, trace.end, trace._open = [], "", [-1]
+    assert trace is not None
+    if sentences != 1:
+        raise UsageError(f"a trace is of one sentence, not {sentences}")
+    trace.branches, trace.end, trace._open = [], "", [-1]
     return trace
 
 

@@ -30,6 +30,13 @@ class State(Protocol):
         """Go on with these sentences only, in place."""
         ...
 
+    def join(self, other: Any) -> "State":
+        """Go on with the sentences of another such state too, after those here, in place.
+
+        Both have as many hypotheses of each sentence; their texts may have different lengths.
+        """
+        ...
+
 
 S = TypeVar("S", bound=State)
 

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from regard.data.batches import pad
 from regard.data.characters import Characters
 from regard.data.tokenizer import Tokenizer
-from regard.decode.rules import ByRow
-from regard.decode.search import EOS, LONGEST
+from regard.decode.constraints import EOS, MAX_TOKENS, ByRow
 from regard.decode.speech.ctc_align import BLANK, Alignment, align, checked
-from regard.decode.trace import Branch, active_trace
+from regard.decode.trace import Branch, begin_trace, is_tracing
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
@@ -59,7 +58,7 @@ class LanguageModel:
         tokenizer: Tokenizer,
         ctc: Tokenizer | None = None,
         *,
-        context: int = LONGEST,
+        context: int = MAX_TOKENS,
         device: torch.device | str = "cpu",
     ):
         """Take a writer with its tokenizer, and the tokenizer of the CTC model if another.
@@ -105,68 +104,56 @@ def _same_tokens(lm: Tokenizer, ctc: Tokenizer) -> list[int]:
     return [*range(ctc.vocab - len(ctc.characters)), *(known[c] for c in ctc.characters)]
 
 
-def prefix_beam(
-    log_probs: Tensor | np.ndarray,
-    *,
-    beam: int = 8,
-    blank: int = BLANK,
-    lm: Callable[[Sequence[Sequence[int]]], np.ndarray] | None = None,
-    lm_weight: float = 0.0,
-    length_bonus: float = 0.0,
-    n_best: int = 1,
-    eos: int = EOS,
-    token_min_logp: float = -inf,
-) -> list[CTCHypothesis]:
-    """CTC prefix beam search: return the texts of highest score, the best first.
+@dataclass(frozen=True)
+class PrefixBeam:
+    """CTC prefix beam search: the texts of highest score, the best first.
 
     The score is log p_ctc(text) + lm_weight * log p_lm(text and its end) + length_bonus * tokens
     (Hannun et al. 2014), exact for texts whose prefixes never leave the beam. Tokens below
     token_min_logp do not continue a text in that frame.
     """
-    if not 1 <= n_best <= beam:
-        raise UsageError(f"n_best={n_best} is not between 1 and beam={beam}; widen the beam")
-    table = checked(log_probs, blank)
-    search = _PrefixBeam(table.shape[1], beam, blank, lm, lm_weight, length_bonus, token_min_logp)
-    trace = active_trace()
-    for row in table:
-        search.step(row)
-        if trace is not None:
-            search.note()
-    found = search.finish(eos)
-    if trace is not None:
-        trace.branches, trace.end = search.branches(found), "all frames were read"
-    return [
-        CTCHypothesis(ids, logprob, path.spans, path.confidences, score)
-        for ids, logprob, score in found[:n_best]
-        for path in [align(table, ids, blank)]
-    ]
+
+    beam: int = 8
+    n_best: int = 1
+    lm: Callable[[Sequence[Sequence[int]]], np.ndarray] | None = None
+    lm_weight: float = 0.0
+    length_bonus: float = 0.0
+    token_min_logp: float = -inf
+    blank: int = BLANK
+    eos: int = EOS
+
+    def __call__(self, log_probs: Tensor | np.ndarray) -> list[CTCHypothesis]:
+        """Texts of a sound with these log-probabilities (frames, vocab)."""
+        if not 1 <= self.n_best <= self.beam:
+            raise UsageError(
+                f"n_best={self.n_best} is not between 1 and beam={self.beam}; widen the beam"
+            )
+        table = checked(log_probs, self.blank)
+        prefixes = (_TracedPrefixes if is_tracing() else _Prefixes)(self)
+        for row in table:
+            prefixes.step(row)
+        return [
+            CTCHypothesis(ids, logprob, path.spans, path.confidences, score)
+            for ids, logprob, score in prefixes.finish()[: self.n_best]
+            for path in [align(table, ids, self.blank)]
+        ]
 
 
-class _PrefixBeam:
+class _Prefixes:
     """The prefixes of a beam, as nodes of a tree, each with the probability of its paths."""
 
-    def __init__(
-        self,
-        vocab: int,
-        beam: int,
-        blank: int,
-        lm: Callable[[Sequence[Sequence[int]]], np.ndarray] | None,
-        lm_weight: float,
-        bonus: float,
-        least: float,
-    ):
-        self.vocab, self.beam, self.blank, self.least = vocab, beam, blank, least
-        self.lm, self.lm_weight, self.bonus = (lm if lm_weight else None), lm_weight, bonus
+    def __init__(self, options: PrefixBeam):
+        self.beam, self.blank, self.least = options.beam, options.blank, options.token_min_logp
+        self.lm = options.lm if options.lm_weight else None
+        self.lm_weight, self.bonus, self.eos = options.lm_weight, options.length_bonus, options.eos
         # the tree: node -> its parent, its last token, its texts' bonus and LM score
-        self.parent, self.token, self.child = [-1], [blank], {}
+        self.parent, self.token = [-1], [self.blank]
+        self.child: dict[tuple[int, int], int] = {}
         self.extra = [0.0]
         self.next: dict[int, np.ndarray] = {}  # LM log-probabilities after a node, weighted
         self.nodes = np.zeros(1, dtype=np.int64)  # of the beam, the best first
         self.in_blank = np.zeros(1)  # log-probability of the paths that end in a blank
         self.in_token = np.full(1, -inf)
-        # for a trace: frames so far; node -> the last one it was in the beam, its place, logprob
-        self.frames = 0
-        self.last: dict[int, tuple[int, int, float]] = {}
 
     def ids(self, node: int) -> list[int]:
         """Return the tokens of a prefix."""
@@ -243,40 +230,58 @@ class _PrefixBeam:
         self.child[parent, token] = len(self.parent) - 1
         return len(self.parent) - 1
 
-    def note(self) -> None:
-        """Keep for a trace which prefixes are in the beam after one more frame."""
+    def finish(self) -> list[tuple[list[int], float, float]]:
+        """Texts of the beam with their log-probabilities and scores, best first."""
+        logprobs = np.logaddexp(self.in_blank, self.in_token)
+        scores = logprobs + np.array([self.extra[n] for n in self.nodes])
+        if self.lm is not None:
+            scores = scores + np.asarray(self._after(self.nodes))[:, self.eos] - self.bonus
+        order = np.argsort(-scores, kind="stable")
+        return [(self.ids(int(self.nodes[i])), float(logprobs[i]), float(scores[i])) for i in order]
+
+
+class _TracedPrefixes(_Prefixes):
+    """The prefixes of a beam, and those that have left it, for the active trace."""
+
+    def __init__(self, options: PrefixBeam):
+        super().__init__(options)
+        self.trace = begin_trace()
+        self.frames = 0
+        # node -> the last frame in which it was in the beam, its place there, its log-probability
+        self.last: dict[int, tuple[int, int, float]] = {}
+
+    def step(self, row: np.ndarray) -> None:
+        """Read one more frame, and note which prefixes are in the beam after it."""
+        super().step(row)
         self.frames += 1
         likely = np.logaddexp(self.in_blank, self.in_token).tolist()
         for place, (node, logprob) in enumerate(zip(self.nodes.tolist(), likely, strict=True)):
             self.last[node] = self.frames, place, logprob
 
-    def branches(self, found: Sequence[tuple[list[int], float, float]]) -> list[Branch]:
-        """Return all prefixes that were noted; those that were found have been kept to the end."""
+    def finish(self) -> list[tuple[list[int], float, float]]:
+        """Texts of the beam with their log-probabilities and scores, best first."""
+        found = super().finish()
+        self.trace.branches, self.trace.end = self._branches(found), "all frames were read"
+        return found
+
+    def _branches(self, found: Sequence[tuple[list[int], float, float]]) -> list[Branch]:
+        """All prefixes that were in the beam; those that were found have been kept to the end."""
         scores = {tuple(ids): score for ids, _, score in found}
         alive: set[int] = set()
         for node in self.nodes.tolist():
             while node:
                 alive.add(node)
                 node = self.parent[node]
-        told = []
+        told: list[Branch] = []
         for node in range(1, len(self.parent)):
             frame, place, logprob = self.last[node]
             score = scores.get(tuple(self.ids(node))) if frame == self.frames else None
             fate = "finished" if score is not None else "open" if node in alive else "beam"
             when = f"in frame {frame + 1} of {self.frames}" if fate == "beam" else ""
             score = logprob + self.extra[node] if score is None else score
-            here = self.parent[node] - 1, self.token[node]
-            told.append(Branch(*here, logprob, score, place, fate, when))
+            parent, token = self.parent[node] - 1, self.token[node]
+            told.append(Branch(parent, token, logprob, score, place, fate, when))
         return told
-
-    def finish(self, eos: int) -> list[tuple[list[int], float, float]]:
-        """Return the texts of the beam with their log-probabilities and scores, best first."""
-        logprobs = np.logaddexp(self.in_blank, self.in_token)
-        scores = logprobs + np.array([self.extra[n] for n in self.nodes])
-        if self.lm is not None:
-            scores = scores + np.asarray(self._after(self.nodes))[:, eos] - self.bonus
-        order = np.argsort(-scores, kind="stable")
-        return [(self.ids(int(self.nodes[i])), float(logprobs[i]), float(scores[i])) for i in order]
 
 
 class CTCPrefixScore(ByRow):

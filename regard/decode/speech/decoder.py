@@ -12,11 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.batches import pad
 from regard.data.tokenizer import Tokenizer
-from regard.decode import search
 from regard.decode.batching import in_batches
-from regard.decode.options import decode
-from regard.decode.search import Adjust
-from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, greedy, prefix_beam
+from regard.decode.constraints import MAX_TOKENS, Adjust, Constraints, forbid, stop_repetition
+from regard.decode.decoder import decode
+from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, PrefixBeam, greedy
 from regard.decode.speech.ctc_align import Alignment, align, alignable
 from regard.decode.speech.options import SpeechDecoding, whisper_only
 from regard.decode.speech.words import Word, words
@@ -227,21 +226,18 @@ class SpeechDecoder(Generic[Options]):
         self, memory: EncodedBatch, options: SpeechDecoding, lm: LanguageModel | None
     ) -> list[list[Recognised]]:
         """Decode by CTC alone: the best path, or a beam over prefixes."""
-        found = []
+        search = PrefixBeam(
+            beam=options.beam,
+            n_best=1 if options.n_best == 1 else options.beam,
+            lm=lm,
+            lm_weight=options.lm_weight,
+            length_bonus=options.length_bonus,
+            eos=self.tokenizer.eos,
+        )
+        found: list[list[Recognised]] = []
         for row in range(len(memory.lengths)):
             table = memory.frames(row).cpu()
-            if options.beam == 1 and lm is None:
-                some = [greedy(table)]
-            else:
-                some = prefix_beam(
-                    table,
-                    beam=options.beam,
-                    lm=lm,
-                    lm_weight=options.lm_weight,
-                    length_bonus=options.length_bonus,
-                    n_best=1 if options.n_best == 1 else options.beam,
-                    eos=self.tokenizer.eos,
-                )
+            some = [greedy(table)] if options.beam == 1 and lm is None else search(table)
             level = memory.levels[row]
             texts = [
                 replace(self.recognised(one, one.score, level), prior=one.score - one.logprob)
@@ -289,21 +285,19 @@ class SpeechDecoder(Generic[Options]):
     ) -> list[list[Recognised]]:
         """Decode by the attention decoder."""
         tokenizer = self.tokenizer
-        most = min(self.model.config.max_length - 1, options.max_length or search.LONGEST)
-        changes = [search.forbid(*self.never), *adjust]
+        most = min(self.model.config.max_length - 1, options.max_length or MAX_TOKENS)
+        changes = [forbid(*self.never), *adjust]
         if lm is not None or options.length_bonus:
             changes.append(fuse(lm, options.lm_weight, options.length_bonus, tokenizer.eos))
-        hypotheses = decode(
-            OverMemory(self.model),
-            memory.vectors,
-            memory.lengths,
-            options,
+        constraints = Constraints(
             bos=tokenizer.begin,
             eos=tokenizer.eos,
-            adjust=[*changes, search.stop_repetition(eos=tokenizer.eos)],
+            adjust=[*changes, stop_repetition(eos=tokenizer.eos)],
             max_length=[max(1, min(most, n)) for n in memory.lengths.tolist()],
             on="logprobs",
         )
+        writer = OverMemory(self.model)
+        hypotheses = decode(writer, memory.vectors, memory.lengths, options, constraints)
         return [
             distinct([self.timed(memory, row, one.ids, one.score) for one in some])
             for row, some in enumerate(hypotheses)

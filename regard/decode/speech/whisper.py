@@ -20,9 +20,10 @@ from regard.attention.watch import watch
 from regard.data.languages import language_of
 from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
-from regard.decode.options import decode
+from regard.decode.constraints import forbid
+from regard.decode.decoder import decode
 from regard.decode.rules import GenerationConfig, Given
-from regard.decode.search import Hypothesis, forbid
+from regard.decode.search import Hypothesis
 from regard.decode.speech.ctc import LanguageModel
 from regard.decode.speech.decoder import (
     OverMemory,
@@ -105,25 +106,15 @@ class Timestamps:
         return logits
 
 
-class PromptedWriter(OverMemory):
-    """A model as a Writer over a memory whose texts come after a prompt, read at once.
+class FirstLogits(OverMemory):
+    """A model as a Writer over a memory, and the logits (b, vocab) after its first tokens.
 
-    The logits after the prompt's first token tell whether there is speech.
+    They tell whether there is speech.
     """
 
-    def __init__(self, model: Any, prompt: Tensor):
+    def __init__(self, model: Any):
         super().__init__(model)
-        self.prompt = prompt
         self.first: Tensor | None = None
-
-    def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Any:
-        """Read all of the prompt but its last token, with which the first step begins."""
-        count = self.prompt.shape[1] - 1
-        state = super().start(source, lengths, capacity=capacity + count)
-        if count:
-            logits, state = self.model.step(self.prompt[:, :-1], state)
-            self.first = logits[:, 0].clone()
-        return state
 
     def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
@@ -303,20 +294,11 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
             assert self.plain is not None
             limit = self.rules.get("max_initial_timestamp_index")
             adjust.append(Timestamps(self.plain, config.all_ends[0], limit))
-        writer = PromptedWriter(self.model, prompts)
-        texts = decode(
-            writer,
-            memory,
-            lengths,
-            options,
-            begin=prompts[:, -1],
-            eos=config.eos,
-            ends=config.ends,
-            adjust=adjust,
-            max_length=most,
-            lines=lines,
-            **config.beam(),
+        writer = FirstLogits(self.model)
+        constraints = replace(
+            config.constraints, begin=prompts, adjust=adjust, max_length=most, lines=lines
         )
+        texts = decode(writer, memory, lengths, options, constraints)
         silent = [0.0] * len(rows)
         if self.plain is not None and writer.first is not None:
             silent = writer.first.float().softmax(1)[:, self.plain - 1].tolist()

@@ -22,7 +22,6 @@ from regard.data.conversation import (
 from regard.data.documents import encode_running
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import spans_of
-from regard.decode import search
 from regard.decode.generate import (
     NEW_TOKENS,
     REPLACEMENT,
@@ -166,7 +165,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
 
     def written(self, given: str, texts: list[Continuation], settings: LanguageRun) -> Written:
         """Return the answers to one prompt, up to the text that ends them."""
-        divisor = search.penalty(settings.length_penalty, settings.alpha)
+        divisor = settings.divisor
         stop, answers = self.stop(settings), []
         for text in texts:
             completion = self.shown(text.prompt, text.ids, settings)

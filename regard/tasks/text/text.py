@@ -18,7 +18,7 @@ from regard.data.pairs import Corpus, PairReader
 from regard.data.table import Table
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
-from regard.decode import search
+from regard.decode.constraints import MAX_TOKENS
 from regard.errors import UsageError, log, lookup
 from regard.metrics.text import METRICS
 from regard.models import family
@@ -302,7 +302,7 @@ class TextToText(Seq2Seq):
             return settings
         most = self.positions - 1
         if settings.max_length is None:
-            return replace(settings, max_length=most) if most < search.LONGEST else settings
+            return replace(settings, max_length=most) if most < MAX_TOKENS else settings
         if settings.max_length > most:
             raise UsageError(
                 f"max_length={settings.max_length} is more than the {most} it has learned"

@@ -13,8 +13,9 @@ from regard.data.captions import all_captions_of
 from regard.data.images import Images
 from regard.data.labelled import hash_items
 from regard.data.tokenizer import words_of_pieces
-from regard.decode import search
-from regard.decode.options import Decoding, decode
+from regard.decode.constraints import Constraints, forbid
+from regard.decode.decoder import decode
+from regard.decode.options import Decoding
 from regard.decode.search import Hypothesis
 from regard.errors import UsageError
 from regard.layers.layout import full_layout
@@ -97,18 +98,15 @@ class CaptionWriter(ImageTask[Caption]):
     ) -> list[list[Hypothesis]]:
         """Write captions of normalised images."""
         opening = self.tokenizer.encode(tidy(settings.prefix, self.lowercase))
-        return decode(
-            self.model,
-            images,
-            None,
-            settings,
+        constraints = Constraints(
             bos=self.tokenizer.bos,
             eos=self.tokenizer.eos,
-            prefix=[opening] * len(images) if opening else None,
-            adjust=[search.forbid(*self.forbidden)],
-            lines=list(lines) or list(range(len(images))),
+            prefix=[opening] * len(images),
+            adjust=[forbid(*self.forbidden)],
+            lines=list(lines) or None,
             max_length=max(settings.max_length, len(opening)),
         )
+        return decode(self.model, images, None, settings, constraints)
 
     def _caption(self, hypotheses: Sequence[Hypothesis]) -> Caption:
         captions = [Caption(self.tokenizer.decode(h.ids), h.score) for h in hypotheses]

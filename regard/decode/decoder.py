@@ -1,0 +1,176 @@
+"""The decoder: texts of sources that join and leave at any step, each as if it were alone.
+
+A text begins after `bos`, or after the last token of its own prompt (`begin`), and ends with `eos`;
+neither is among the ids that are returned.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.decode.constraints import UNCONSTRAINED, Constraints
+from regard.decode.options import DEFAULT, Decoding
+from regard.decode.search import BeamSearch, Hypothesis, LeftToRight, Search, scored
+from regard.decode.writer import State, Writer
+from regard.errors import UsageError
+
+# Given texts are read this many tokens at a time, to bound the memory of the logits.
+SPAN = 64
+
+
+class Decoder:
+    """Decodes with a writer step by step, while rows join and leave.
+
+    A row is the text of one source. It has its own step, limit, prefix, changes of logits, seed and
+    draws, and its own length in the caches: the text is what it would be alone, whoever else joins
+    or leaves. Greedy decoding, sampling and beam search are loops over `step`.
+    """
+
+    def __init__(self, writer: Writer[Any], options: Decoding = DEFAULT):
+        options.check()
+        self.writer, self.options = writer, options
+        self.search = LeftToRight if options.sampling or options.beam == 1 else BeamSearch
+        self.batches: list[_Batch] = []  # rows that step together, then those admitted since
+        self.admitted = 0
+
+    def __len__(self) -> int:
+        """Number of rows whose texts are not complete."""
+        return sum(len(search) for batch in self.batches for search in batch.searches)
+
+    @torch.inference_mode()
+    def admit(
+        self,
+        source: Tensor,
+        lengths: Tensor | None = None,
+        constraints: Constraints = UNCONSTRAINED,
+    ) -> range:
+        """Numbers of new rows, one for each source (b, s); they join the others with a step."""
+        search = self.search(source, lengths, self.options, constraints, self.admitted)
+        rows = range(self.admitted, self.admitted + len(search))
+        if rows:
+            prompt, search.ids = search.ids[:, :-1], search.ids[:, -1:]
+            capacity = search.longest + prompt.shape[1]
+            state = self.writer.start(source, lengths, capacity=capacity)
+            if prompt.shape[1]:
+                _, state = self.writer.step(prompt, state)
+            self.batches.append(_Batch(state, search))
+            self.admitted = rows.stop
+        return rows
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, list[Hypothesis]]:
+        """Write one token more in every row; the texts of rows that are complete, by number."""
+        complete: dict[int, list[Hypothesis]] = {}
+        # rows take their first step by themselves: they have one hypothesis each until then
+        for batch in self.batches:
+            complete |= batch.step(self.writer)
+        self.batches = [batch for batch in self.batches if batch.searches]
+        while len(self.batches) > 1:
+            self.batches[0].join(self.batches.pop(1))
+        return complete
+
+    @torch.inference_mode()
+    def drop(self, rows: Collection[int]) -> None:
+        """Give rows up, by number, whatever they have written."""
+        for batch in self.batches:
+            batch.leave([search.among(rows) for search in batch.searches])
+        self.batches = [batch for batch in self.batches if batch.searches]
+
+
+class _Batch:
+    """Rows that step together: a state, and the searches whose sentences it holds, in order."""
+
+    def __init__(self, state: State, search: Search):
+        self.state, self.searches = state, [search]
+
+    def step(self, writer: Writer[Any]) -> dict[int, list[Hypothesis]]:
+        """Write one token more in every row; the texts of rows that are complete, by number."""
+        ids = [search.ids for search in self.searches]
+        logits, self.state = writer.step(torch.cat(ids), self.state)
+        parts = zip(self.searches, logits[:, -1].split([len(some) for some in ids]), strict=True)
+        moves = [search.advance(part) for search, part in parts]
+        parents = [some for some in moves if some is not None]
+        if parents:
+            self.state.select(torch.cat(parents))
+        complete: dict[int, list[Hypothesis]] = {}
+        if any(bool(search.done.any()) for search in self.searches):
+            for search in self.searches:
+                complete |= search.complete()
+            self.leave([search.done for search in self.searches])
+        return complete
+
+    def leave(self, gone: Sequence[Tensor]) -> None:
+        """Go on without the sentences of each search that are gone."""
+        places: list[Tensor] = []
+        start = 0
+        for search, some in zip(self.searches, gone, strict=True):
+            stay = _others(some)
+            places.append(start + stay)
+            start += len(search)
+            search.keep(stay)
+        self.searches = [search for search in self.searches if len(search)]
+        if self.searches:
+            self.state.keep(torch.cat(places))
+
+    def join(self, other: "_Batch") -> None:
+        """Take in the rows of another batch, which have as many hypotheses each."""
+        self.state.join(other.state)
+        self.searches += other.searches
+
+
+def _others(gone: Tensor) -> Tensor:
+    """Places that are not gone; the last ones take those of the gone, so that few move."""
+    count = len(gone) - int(gone.sum())
+    order = torch.arange(count, device=gone.device)
+    order[gone[:count]] = count + (~gone[count:]).nonzero().squeeze(1)
+    return order
+
+
+def decode(
+    writer: Writer[Any],
+    source: Tensor,
+    lengths: Tensor | None = None,
+    options: Decoding = DEFAULT,
+    constraints: Constraints = UNCONSTRAINED,
+) -> list[list[Hypothesis]]:
+    """Hypotheses of each source (b, s), by beam search, greedily or by sampling."""
+    decoder = Decoder(writer, options)
+    rows = decoder.admit(source, lengths, constraints)
+    texts: dict[int, list[Hypothesis]] = {}
+    while len(decoder):
+        texts |= decoder.step()
+    return [texts[row] for row in rows]
+
+
+@torch.inference_mode()
+def score(
+    writer: Writer[Any],
+    source: Tensor,
+    lengths: Tensor | None,
+    texts: Sequence[Sequence[int]],
+    options: Decoding = DEFAULT,
+    constraints: Constraints = UNCONSTRAINED,
+) -> list[Hypothesis]:
+    """Given texts, one for each source, with the log-probability of each token and of the end."""
+    count, eos = source.shape[0], constraints.eos
+    if len(texts) != count:
+        raise UsageError(f"{len(texts)} texts for {count} sentences; give one for each")
+    if count == 0:
+        return []
+    longest = max(map(len, texts)) + 1
+    ids = torch.full((count, longest + 1), eos, device=source.device)
+    ids[:, 0] = constraints.bos
+    for row, text in zip(ids, texts, strict=True):
+        row[1 : len(text) + 1] = ids.new_tensor(text)
+    state = writer.start(source, lengths, capacity=longest)
+    parts: list[Tensor] = []
+    for start in range(0, longest, SPAN):
+        end = min(longest, start + SPAN)
+        logits, state = writer.step(ids[:, start:end], state)
+        chosen = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
+        parts.append(chosen - logits.logsumexp(-1))
+    passed = torch.cat(parts, dim=1).double().cumsum(1).tolist()
+    pairs = zip(texts, passed, strict=True)
+    return [scored(list(text), some[: len(text) + 1], options.divisor) for text, some in pairs]
