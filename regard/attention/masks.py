@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.once import once
-from regard.attention.shapes import as_bhqk
+from regard.attention.shapes import as_bhqk, join_rows
 from regard.errors import UsageError
 
 At = Tensor | int
@@ -259,3 +259,17 @@ class Padding(Mask):
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return the same answer for every query."""
         return self.keep[:, None, None, columns]
+
+
+def join_padding(
+    masks: tuple[Mask | None, Mask | None], read: tuple[Tensor, Tensor]
+) -> Mask | None:
+    """Mask of the rows of two memories (b, ..., k, d), the shorter one padded to the longer."""
+    if masks == (None, None) and read[0].shape[-2] == read[1].shape[-2]:
+        return None
+    keep: list[Tensor] = []
+    for mask, memory in zip(masks, read, strict=True):
+        assert mask is None or isinstance(mask, Padding)
+        all_real = torch.ones(len(memory), memory.shape[-2], dtype=torch.bool, device=memory.device)
+        keep.append(all_real if mask is None else mask.keep)
+    return Padding(join_rows(keep[0], keep[1], 1))

@@ -13,6 +13,7 @@ from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
+from regard.attention.shapes import join_rows
 from regard.errors import UsageError
 from regard.native.torch_private import has_global_hooks, has_hooks
 
@@ -34,6 +35,11 @@ class Memory(NamedTuple):
     def keep(self, select: "RowSelect") -> "Memory":
         """Go on with some sentences only."""
         return Memory(select(self.k), select(self.v))
+
+    def join(self, other: "Memory") -> "Memory":
+        """Keys and values of both, laid out as here."""
+        both = Memory(join_rows(self.k, other.k, 2), join_rows(self.v, other.v, 2))
+        return both if self.k.stride(-1) == 1 else both.by_columns()
 
 
 class RowSelect:
@@ -114,6 +120,15 @@ class Cache:
         self.k, self.v = select(self.k, self.length), select(self.v, self.length)
         if (at := self.at) is not None and at.ndim == 3:
             self._at = [at[select.rows]]
+
+    def join(self, other: "Cache") -> None:
+        """Go on with the sentences of another cache too; the shorter one gets zeros at its end."""
+        if self.at is not None and other.at is not None:
+            at = self.at.expand(len(self.v), -1, -1)
+            self._at = [join_rows(at, other.at.expand(len(other.v), -1, -1), 1)]
+        self.k = join_rows(self.k[:, :, : self.length], other.k[:, :, : other.length], 2)
+        self.v = join_rows(self.v[:, :, : self.length], other.v[:, :, : other.length], 2)
+        self.length = self.room
 
 
 def is_linear(linear: nn.Module) -> bool:

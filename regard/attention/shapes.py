@@ -1,6 +1,8 @@
 """The axes of attention: anything laid out as batch, heads, queries and keys."""
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.errors import UsageError
 
@@ -46,3 +48,10 @@ def heads_of(x: Tensor, sentence: int, heads: list[int]) -> Tensor:
     x = x[(None,) * (4 - x.ndim)]
     x = x[sentence : sentence + 1] if x.shape[0] > 1 else x
     return x[:, heads] if x.shape[1] > 1 else x
+
+
+def join_rows(one: Tensor, other: Tensor, axis: int) -> Tensor:
+    """Rows of both, the shorter ones filled up along an axis with zeros."""
+    size = max(one.shape[axis], other.shape[axis])
+    after = (0, 0) * (one.ndim - 1 - axis)
+    return torch.cat([F.pad(x, (*after, 0, size - x.shape[axis])) for x in (one, other)])

@@ -226,8 +226,12 @@ class Convolutional(StatefulDecoder):
         return keys, (keys + words) * HALF
 
     @staticmethod
-    def _at(ids: Tensor, first: int) -> Tensor:
-        return torch.arange(first, first + ids.shape[1], device=ids.device).unsqueeze(-1)
+    def _at(ids: Tensor, first: int | Tensor) -> Tensor:
+        """Positions (l, 1) of tokens (r, l) from the first on, or (r, l, 1) for sentences' own."""
+        at = torch.arange(ids.shape[1], device=ids.device)
+        if isinstance(first, Tensor):
+            first = first.repeat_interleave(len(ids) // len(first)).unsqueeze(1)
+        return (at + first).unsqueeze(-1)
 
     def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
         mask = Padding.of(lengths, source.shape[1])

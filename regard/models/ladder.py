@@ -95,6 +95,13 @@ class RecurrentCache(Cache):
         if self.past is not None:
             self.past = self.past[select.rows]
 
+    def join(self, other: Cache) -> None:
+        """Go on with the sentences of another cache too."""
+        super().join(other)
+        past = cast(RecurrentCache, other).past
+        assert self.past is not None and past is not None
+        self.past = torch.cat([self.past, past])
+
 
 class LadderState(State):
     """A state whose hypotheses have their own last vectors."""

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from regard.attention.masks import Causal, Mask, Padding, Sliding
+from regard.attention.masks import Causal, Mask, Padding, Sliding, join_padding
 from regard.attention.multihead import Cache, Memory, MultiHead, RowSelect
+from regard.attention.shapes import join_rows
 from regard.errors import UsageError
 
 # Caches begin with room for this many keys.
@@ -66,11 +67,19 @@ class State:
             real = torch.arange(read, device=prompts.device) < self.begun
             self.seen = real.unsqueeze(1)
 
-    def _all(self) -> Tensor:
-        """Let every hypothesis see every key."""
+    def _sight(self) -> Tensor:
+        """Which keys (b, hypotheses, k) each hypothesis sees."""
+        if self.seen is not None:
+            return self.seen
         cache = self.caches[0]
         shape = (self.sentences, self.hypotheses, cache.length)
         return torch.ones(shape, dtype=torch.bool, device=cache.v.device)
+
+    def _starts(self) -> Tensor:
+        """Where the text of each sentence goes on, (b, 1)."""
+        if isinstance(self.begun, Tensor):
+            return self.begun
+        return torch.full((self.sentences, 1), self.begun, device=self.caches[0].v.device)
 
     @property
     def sentences(self) -> int:
@@ -118,7 +127,7 @@ class State:
     def select(self, parents: Tensor) -> "State":
         """Let hypothesis j of sentence i continue hypothesis parents[i, j] of that sentence."""
         if self.seen is None and parents.shape[1] > 1:
-            self.seen = self._all()
+            self.seen = self._sight()
         self.hypotheses = parents.shape[1]
         if self.seen is not None:
             index = parents.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
@@ -139,9 +148,26 @@ class State:
             self.mask = Padding(self.mask.keep[sentences])
         return self
 
+    def join(self, other: "State") -> "State":
+        """Go on with the sentences of another state too, which has as many hypotheses of each.
+
+        The texts go on from places of their own, and see no keys but theirs.
+        """
+        ahead = self.length - other.length
+        self.begun = torch.cat([self._starts(), other._starts() - ahead])
+        self.seen = join_rows(self._sight(), other._sight(), 2)
+        self.capacity = max(self.capacity, other.capacity + ahead)
+        if self.memories:
+            read = self.memories[0].k, other.memories[0].k
+            self.mask = join_padding((self.mask, other.mask), read)
+        self.memories = [a.join(b) for a, b in zip(self.memories, other.memories, strict=True)]
+        for cache, more in zip(self.caches, other.caches, strict=True):
+            cache.join(more)
+        return self
+
     def _forget(self, new: int) -> None:
         """Drop the keys that no query will see again, if that makes much room."""
-        live = torch.ones_like(self._all()[:, 0]) if self.seen is None else self.seen.any(1)
+        live = self._sight().any(1)
         if self.window is not None and (at := self.caches[0].at) is not None:
             now = self.length + self.begun
             live = live & (at[..., 0] > now - self.window)

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.dropout import dropout
-from regard.attention.masks import Mask, Padding
+from regard.attention.masks import Mask, Padding, join_padding
 from regard.attention.multihead import is_linear
+from regard.attention.shapes import join_rows
 from regard.attention.watch import as_one
 from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
@@ -90,7 +91,7 @@ class RecurrentState:
     mask: Mask | None
     parts: list[Parts]  # of each layer, and whatever else goes with a hypothesis: (r, ...)
     hypotheses: int = 1
-    length: int = 0  # tokens of each hypothesis that have been read
+    length: int | Tensor = 0  # tokens that were read, (b) where sentences differ
 
     @property
     def sentences(self) -> int:
@@ -117,6 +118,24 @@ class RecurrentState:
         self.memory, self.keys = self.memory[sentences], self.keys[sentences]
         if isinstance(self.mask, Padding):
             self.mask = Padding(self.mask.keep[sentences])
+        if isinstance(self.length, Tensor):
+            self.length = self.length[sentences]
+        return self
+
+    def join(self, other: "RecurrentState") -> "RecurrentState":
+        """Go on with the sentences of another state too, which has as many hypotheses of each."""
+        lengths = [
+            one.memory.new_zeros(one.sentences, dtype=torch.long) + one.length
+            for one in (self, other)
+        ]
+        self.length = torch.cat(lengths)
+        self.mask = join_padding((self.mask, other.mask), (self.memory, other.memory))
+        self.memory = join_rows(self.memory, other.memory, 1)
+        self.keys = join_rows(self.keys, other.keys, 1)
+        self.parts = [
+            tuple(torch.cat(pair) for pair in zip(mine, theirs, strict=True))
+            for mine, theirs in zip(self.parts, other.parts, strict=True)
+        ]
         return self
 
 
