@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from regard.errors import UsageError, lookup
+from regard.settings import Setting, describe
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Verb:
         group: heading under which the front page lists it.
         settings: "module:class" of its keys, or a function that returns the class by the first
             word, or by None. A verb without has nothing to set.
-        names: "module:table" of what the first word may name; an entry may have a summary, words,
-            keys and examples of its own. A MODEL may also be a folder.
+        names: "module:table" of what the first word may name, or a function that returns it; an
+            entry may have a summary, words, keys and examples of its own.
         aliases: former spellings, and the first word that each stands for.
         terminal: whether it belongs to the command line alone: its function takes the `Call`.
     """
@@ -50,15 +51,30 @@ class Verb:
     def page(self, word: str | None = None) -> str:
         """Its page of help but for the settings: that of all, or of what a word names."""
         summary, words, keys, examples = self.summary, self.words, self.keys, self.examples
-        if word is not None and self.names:
-            names, kind = resolve(self.names), self.words[0].strip("[]").replace("|", " or ")
-            one = names.get(word) if kind == "MODEL" else lookup(kind.lower(), word, names)
+        if word is not None and self.names and not self.takes_model:
+            kind = self.words[0].strip("[]").replace("|", " or ").lower()
+            one = lookup(kind, word, self.known_names())
             if hasattr(one, "words"):
                 summary, words, keys = one.summary, (word, *one.words), one.keys
             examples = getattr(one, "examples", ()) or examples
         lines = [f"regard {self.name}: {summary}", ""]
         lines += ["  " + " ".join(filter(None, ("regard", self.name, *words, keys))), ""]
         return "\n".join([*lines, "Examples:", *(f"  {example}" for example in examples)])
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether its first word is a model, which may be a folder, too."""
+        return self.words[:1] == ("MODEL",)
+
+    def known_names(self) -> Mapping[str, Any]:
+        """What the first word may name."""
+        found = resolve(self.names)
+        return found() if callable(found) else found
+
+    def rows(self, word: str | None = None, *, values: Mapping[str, Any]) -> list[Setting]:
+        """Settings, as the first word and the values that are given ask for them."""
+        found = self.settings_class(word)
+        return [] if found is None else list(describe(found))
 
     def settings_class(self, word: str | None = None) -> type | None:
         """Class of its settings, as the first word asks for them."""
@@ -120,6 +136,7 @@ TABLE = (
         ),
         "use",
         "regard.api:run_settings",
+        names="regard.api:starters",
         terminal=True,
     ),
     Verb(
@@ -148,6 +165,7 @@ TABLE = (
         ),
         "use",
         "regard.api:eval_settings",
+        names="regard.api:starters",
     ),
     Verb(
         "look",
@@ -161,6 +179,7 @@ TABLE = (
         ),
         "use",
         "regard.api:look_settings",
+        names="regard.api:starters",
     ),
     Verb(
         "compare",
@@ -199,6 +218,7 @@ TABLE = (
             "regard cost gpt size=base length=1024 model.position=rotary",
         ),
         settings="regard.costs.report:CostSettings",
+        names="regard.api:list_models",
     ),
     Verb(
         "import",
@@ -223,6 +243,7 @@ TABLE = (
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
         ),
         settings="regard.pretrained.import_export:ExportSettings",
+        names="regard.api:starters",
     ),
     Verb(
         "filter",
@@ -254,6 +275,19 @@ TABLE = (
         ("regard recipes", "regard recipes --json"),
     ),
     Verb(
+        "completion",
+        "regard.completion:complete",
+        ("SHELL",),
+        "",
+        "print a script by which bash, zsh or fish completes verbs, names and keys",
+        (
+            "regard completion bash > ~/.local/share/bash-completion/completions/regard",
+            "regard completion fish > ~/.config/fish/completions/regard.fish",
+        ),
+        names="regard.completion:SHELLS",
+        terminal=True,
+    ),
+    Verb(
         "heads",
         "regard.api:heads",
         ("MODEL",),
@@ -265,6 +299,7 @@ TABLE = (
         ),
         "insight",
         "regard.insight.heads:HeadsSettings",
+        names="regard.api:starters",
     ),
     Verb(
         "dictionary",
@@ -278,6 +313,7 @@ TABLE = (
         ),
         "insight",
         "regard.insight.dictionary:DictionarySettings",
+        names="regard.api:starters",
     ),
     Verb(
         "directions",
@@ -291,6 +327,7 @@ TABLE = (
         ),
         "insight",
         "regard.insight.directions:DirectionSettings",
+        names="regard.api:starters",
     ),
     Verb(
         "show",
