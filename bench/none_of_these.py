@@ -44,7 +44,7 @@ def main() -> None:
     folder = find_model(args.model)
 
     def part(model: Any, name: str) -> Any:
-        return model.read_part_of(args.data, name).parts.parts[name]
+        return model.read_part_of(args.data, name)[name]
 
     model: Any = regard.load(args.model)
     if args.write:

@@ -176,7 +176,7 @@ def test_images_are_chosen_by_label_and_seed(home):
 
 
 def test_labels_that_are_numbers_are_named():
-    data = ImageData({}, ["0", "1", "2"], ImageFormat())
+    data = ImageData({}, ImageFormat(), classes=["0", "1", "2"])
     name_numbers(data, ["a", "b"])
     assert data.classes == ["0", "1", "2"]
     name_numbers(data, ["a", "b", "c"])

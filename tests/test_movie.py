@@ -100,13 +100,14 @@ def test_a_resumed_run_keeps_the_same_pictures(text, filmed, monkeypatch):
 def test_there_are_never_more_pictures_than_a_page_can_play(text):
     from types import SimpleNamespace
 
+    from regard.data.parts import Dataset
     from regard.modalities.image import IMAGE
     from regard.tasks.frame.film import Film
 
     class Reads:
         name, inputs = "images", IMAGE
 
-    data = SimpleNamespace(parts={"valid": []})
+    data = Dataset({"valid": []})
     for steps, asked in ((100_000, 1), (12, 5), (201, 1)):
         settings = SimpleNamespace(watch_every=asked, probes=None)
         film = Film(Reads(), data, settings, Path("run"), steps)  # type: ignore[arg-type]

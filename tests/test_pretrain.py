@@ -531,10 +531,8 @@ def test_masks_are_drawn_by_seed_and_step(stripes, tmp_path):
     data = Pretrain.read(settings, None)
     codec = Pretrain.make_codec(data, settings, None, None)
     _, model = Pretrain.make_model(data, codec, settings, None)
-    images, captions = data.parts
     feeds = [
-        MaskedBatches(images, replace(settings, seed=seed), 16, model, codec, captions)
-        for seed in (1, 1, 2)
+        MaskedBatches(data, replace(settings, seed=seed), 16, model, codec) for seed in (1, 1, 2)
     ]
     (one, noise), (same, again), (_, other) = (feed[5] for feed in feeds)
     assert torch.equal(one, same) and torch.equal(noise, again) and not torch.equal(noise, other)

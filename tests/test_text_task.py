@@ -21,7 +21,6 @@ from regard.layers.block import BlockConfig
 from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
-from regard.tasks.frame.task import Data
 from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.text import TextToText, lead, with_prefixes
 
@@ -360,8 +359,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
     values = {**SMALL, "data": str(folder / "plain.txt"), "objective": objective, "like": like}
     values |= {"max_length": 40}
     settings = TextToText.resolve({**values, "steps": 1})
-    texts = load_texts(folder / "plain.txt")
-    data = Data(texts, texts.sha, texts.notes)
+    data = load_texts(folder / "plain.txt")
     codec = TextToText.make_codec(data, settings, lambda learn, **rest: learn(), None)
     _, model = TextToText.make_model(data, codec, settings, None)
     batches = TextToText(model, codec).batches(data, settings)
@@ -381,7 +379,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
             else:
                 whole = goal
                 assert marks.mask in left and set(left) <= {*goal, marks.mask}
-            assert tokenizer.decode(whole) in texts.parts["train"][0]
+            assert tokenizer.decode(whole) in data["train"][0]
             seen += 1
     assert seen > 20
     report = regard.train("text", quiet=True, steps=30, out=str(tmp_path / "run"), **values)

@@ -1,14 +1,43 @@
 """Captions of images: tables of paths and captions, beside the images that they name."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regard.data.images import Images
+from regard.data.images import ImageData, Images
 from regard.data.in_memory import home_of
+from regard.data.labelled import hash_items
 from regard.data.pairs import PairReader
 from regard.data.parts import named_files
 from regard.errors import UsageError
+
+
+@dataclass
+class CaptionData(ImageData):
+    """Images with the captions of each image of each part, if they have some."""
+
+    captions: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    @cached_property
+    def sha(self) -> str:
+        """A hash of the images and captions that are trained and validated on."""
+        rows = [row for part in self.captions for row in self._rows(part)]
+        return hash_items([(super().sha, ""), *rows]) if self.captions else super().sha
+
+    def part_sha(self, part: str) -> str:
+        """Return a hash of the images of a part, and of their captions."""
+        return hash_items(self._rows(part))
+
+    def _rows(self, part: str) -> list[tuple[str, list[str]]]:
+        return list(zip(self.parts[part].hashes, self.captions[part], strict=True))
+
+
+def with_captions(images: ImageData, captions: dict[str, list[list[str]]]) -> CaptionData:
+    """Put the captions of each part beside its images."""
+    about = {"notes": images.notes, "split": images.split, "classes": images.classes}
+    return CaptionData(images.parts, images.format, captions, **about)
 
 
 def captions_in(
@@ -56,13 +85,6 @@ def read_captions(
 def captions_of(images: Images, captions: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the captions of each image of a part."""
     return [list(captions.get(images.where(i), [""])) for i in range(len(images))]
-
-
-def hashed_captions(
-    images: Images, captions: Mapping[str, Sequence[str]]
-) -> list[tuple[str, list[str]]]:
-    """Return the hash of each image of a part with its captions."""
-    return list(zip(images.hashes, captions_of(images, captions), strict=True))
 
 
 def all_captions_of(images: Images, settings: Any) -> list[list[str]]:

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +45,15 @@ class Texts(Dataset[list[str]]):
 
     running: bool
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of what is trained and validated on."""
+        """A hash of what is trained and validated on."""
         parts = [hash_texts(self.parts.get(part, ())) for part in ("train", "valid")]
         return hash_texts(["running" if self.running else "documents", *parts])
+
+    def part_sha(self, part: str) -> str:
+        """Return a hash of the texts of one part."""
+        return hash_texts(self.parts[part])
 
 
 def hash_texts(texts: Iterable[str]) -> str:

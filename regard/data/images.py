@@ -117,7 +117,7 @@ def load_images(
     format = (format or ImageFormat()).check()
     lookup("broken", options.broken, BROKEN)
     readers, shares = find_image_parts(data, asked.get("valid"), asked.get("test"), options)
-    loaded = ImageData({}, list(classes or []), format)
+    loaded = ImageData({}, format, classes=list(classes or []))
 
     def decode(name: str, files: ImageFiles) -> Images:
         loaded.format = settle_format(loaded.format, files, loaded.notes)

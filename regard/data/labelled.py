@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -381,11 +381,15 @@ def _lists(
 class Labelled(Dataset[list[Any]]):
     """The texts with labels, or sentences with tags, of each part."""
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of what is trained and validated on."""
+        """A hash of what is trained and validated on."""
         names = [name for name in ("train", "valid") if name in self.parts] or list(self.parts)
         return hash_items([item for name in names for item in self.parts[name]])
+
+    def part_sha(self, part: str) -> str:
+        """Return a hash of the rows of one part."""
+        return hash_items(self.parts[part])
 
 
 def hash_items(items: Sequence[Any]) -> str:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -65,12 +65,11 @@ class MediaSet(Dataset[R], Generic[R]):
     `format.key()` is what of it makes other data of the same files.
     """
 
-    classes: list[str]
     format: Any
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of what is trained and validated on, in its format."""
+        """A hash of what is trained and validated on, in its format."""
         parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
         held = json.dumps([parts, self.classes, self.format.key()])
         return hashlib.sha256(held.encode()).hexdigest()

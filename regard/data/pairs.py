@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
@@ -310,14 +310,21 @@ class Corpus(Dataset[list[Pair]]):
     target: str | None
     files: dict[str, PairFiles] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of the pairs that are trained and validated on."""
+        """A hash of the pairs that are trained and validated on."""
         digest = hashlib.sha256()
         for part in ("train", "valid"):
             for pair in self.parts.get(part, ()):
                 digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
             digest.update(b"\x02")
+        return digest.hexdigest()
+
+    def part_sha(self, part: str) -> str:
+        """Return a hash of the pairs of one part."""
+        digest = hashlib.sha256()
+        for pair in self.parts[part]:
+            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
         return digest.hexdigest()
 
 

@@ -1,7 +1,6 @@
 """A parallel corpus as training batches: tokenised once, framed by special tokens, padded."""
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +16,6 @@ from regard.errors import UsageError
 
 SIDES = ("source", "target")
 SOME = 2000  # pairs whose letters are compared
-
-
-def hash_pairs(pairs: Iterable[Pair]) -> str:
-    """Return a hash of pairs."""
-    digest = hashlib.sha256()
-    for pair in pairs:
-        digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
-    return digest.hexdigest()
 
 
 # Tokenizers

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -28,23 +29,24 @@ Rows = TypeVar("Rows")
 
 @dataclass
 class Dataset(Generic[Rows]):
-    """The rows of each part, notes for the user, and how parts were split off train."""
+    """The rows of each part, notes for the user, and what was kept from training."""
 
     parts: dict[str, Rows]
     notes: list[str] = field(default_factory=list, kw_only=True)
     split: Split = field(default_factory=Split, kw_only=True)
+    classes: list[str] = field(default_factory=list, kw_only=True)  # names of the labels
 
     def __getitem__(self, part: str) -> Rows:
         return self.parts[part]
 
+    @cached_property
+    def sha(self) -> str:
+        """A hash of what is trained and validated on."""
+        raise NotImplementedError
+
     def part_sha(self, part: str) -> str:
         """Return a hash of the rows of one part."""
         return self.parts[part].sha  # type: ignore[attr-defined]
-
-    @property
-    def sha(self) -> str:
-        """Return a hash of what is trained and validated on."""
-        raise NotImplementedError
 
 
 Data = TypeVar("Data", bound=Dataset[Any])

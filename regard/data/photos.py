@@ -1,6 +1,7 @@
 """Sets of images that keep their own size, as denoisers learn from them."""
 
 import hashlib
+from functools import cached_property
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -51,9 +52,9 @@ def noise_of(hash: str, shape: tuple[int, ...], seed: int) -> Tensor:
 class Photos(Dataset[list[Photo]]):
     """The photos of each part."""
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of the photos that are trained and validated on."""
+        """A hash of the photos that are trained and validated on."""
         hashes = [[photo.hash for photo in self.parts[name]] for name in ("train", "valid")]
         return hashlib.sha256(repr(hashes).encode()).hexdigest()
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -120,12 +120,11 @@ class SeriesSet:
 class SeriesData(Dataset[SeriesSet]):
     """The series of each part, the names of their labels, and the columns of their tables."""
 
-    classes: list[str] = field(default_factory=list)
     columns: SeriesColumns = field(default_factory=SeriesColumns)
 
-    @property
+    @cached_property
     def sha(self) -> str:
-        """Return a hash of what is trained and validated on."""
+        """A hash of what is trained and validated on."""
         parts = [self.parts[name].sha for name in ("train", "valid") if name in self.parts]
         return hashlib.sha256(json.dumps([parts, self.classes]).encode()).hexdigest()
 

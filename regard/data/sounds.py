@@ -114,7 +114,7 @@ def load_sounds(
     lookup("broken", options.broken, BROKEN)
     lookup("target", options.target, TARGETS)
     readers, shares = find_sound_parts(data, asked.get("valid"), asked.get("test"), options)
-    loaded = SoundData({}, list(classes or []), format)
+    loaded = SoundData({}, format, classes=list(classes or []))
 
     def decode(name: str, files: SoundFiles) -> Sounds:
         return _decode_part(name, files, loaded, options)

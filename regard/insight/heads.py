@@ -425,7 +425,7 @@ def inputs_of(task: Runner[Any], settings: HeadsSettings) -> list[Any]:
         except UsageError:
             raise error from None
         log(f"{error}; the valid part is read instead")
-    inputs = first_inputs(task, data.parts, part, settings.examples)
+    inputs = first_inputs(task, data, part, settings.examples)
     return cut_inputs(task, inputs, settings.length, settings.examples)
 
 

@@ -26,7 +26,7 @@ class Film:
         if settings.probes:
             inputs = [as_input(line) for line in probes_in(settings.probes, MAX_PROBES)]
         else:
-            inputs = first_inputs(task, data.parts, "valid", MAX_PROBES)
+            inputs = first_inputs(task, data, "valid", MAX_PROBES)
         self.inputs = cut_inputs(task, inputs, TOKENS, MAX_PROBES)
 
     def settle(self, steps: int) -> None:

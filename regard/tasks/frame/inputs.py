@@ -1,10 +1,11 @@
 """The first inputs of a part of a task's data, as its `picture` takes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from regard.data.pairs import Pair
+from regard.data.parts import Dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.tasks.bridge import predictor_of
@@ -12,15 +13,11 @@ from regard.tasks.bridge import predictor_of
 LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
 
-def first_inputs(task: Any, parts: Any, part: str, count: int) -> list[Any]:
+def first_inputs(task: Any, data: Dataset[Any], part: str, count: int) -> list[Any]:
     """Return the first so many inputs of what a task has read: texts, pairs, images, sounds."""
-    parts = parts[0] if isinstance(parts, tuple) else parts
-    parts = getattr(parts, "parts", parts)
-    if isinstance(parts, Mapping):
-        if part not in parts and len(parts) != 1:
-            raise UsageError(f"no part '{part}' in the data; there are {', '.join(parts)}")
-        parts = parts[part] if part in parts else next(iter(parts.values()))
-    return task.inputs.first_inputs(parts, count)
+    if part not in data.parts:
+        raise UsageError(f"no part '{part}' in the data; there are {', '.join(data.parts)}")
+    return task.inputs.first_inputs(data[part], count)
 
 
 def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:

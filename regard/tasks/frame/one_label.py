@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.labels import saved_labels
+from regard.data.parts import Dataset
 from regard.errors import UsageError, log
 from regard.files import read_json, write_json
 from regard.files.hashes import seal, unseal
@@ -22,7 +23,7 @@ from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Data, Judged, Task
+from regard.tasks.frame.task import Judged, Task
 from regard.training.label_loss import CLASS_WEIGHTS, imbalance_notes
 
 BASELINE_EXAMPLES = 2000  # that a baseline learns from
@@ -108,10 +109,10 @@ class OneLabel(Task[Any, Classified]):
         return self.codec.labels
 
     @classmethod
-    def note_imbalance(cls, data: Data, settings: Any) -> None:
+    def note_imbalance(cls, data: Dataset[Any], settings: Any) -> None:
         """Note labels of train that are much rarer than others, unless they are weighted."""
-        labels = data.parts.classes
-        often = np.bincount(np.asarray(data.parts.parts["train"].labels), minlength=len(labels))
+        labels = data.classes
+        often = np.bincount(np.asarray(data["train"].labels), minlength=len(labels))
         data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
 
     def baseline_vectors(self, part: Any) -> np.ndarray:
@@ -175,12 +176,12 @@ class OneLabel(Task[Any, Classified]):
         """Return the inputs of a part as they are read."""
         raise NotImplementedError
 
-    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+    def finish(self, folder: Path, data: Dataset[Any], settings: Any) -> None:
         """Measure what is none of these by the published weights, if that is asked."""
         if not getattr(settings, "none", 0.0):
             return
         published = type(self).load(folder, *load_folder(folder))
-        published.note_none(folder, data.parts.parts, settings.none, settings.foreign)
+        published.note_none(folder, data.parts, settings.none, settings.foreign)
 
     def note_none(
         self, folder: Path, parts: Mapping[str, Any], share: float, foreign: str | None
@@ -199,9 +200,9 @@ class OneLabel(Task[Any, Classified]):
         )
         return found
 
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, data: Dataset[Any], settings: Any) -> dict[str, dict[str, float]]:
         """Return the scores of the baselines on the validation part."""
-        return self.baseline_scores(data.parts.parts["valid"])
+        return self.baseline_scores(data["valid"])
 
     def valid_scores(self, part: LabelledPart, probs: np.ndarray, by_f1: bool) -> dict[str, float]:
         """Return loss, accuracy and macro F1 of probabilities; the better is to be raised."""
@@ -230,7 +231,7 @@ class OneLabel(Task[Any, Classified]):
                 "compare models of the same"
             )
 
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> np.ndarray:
+    def predictions_of(self, other: Any, data: Dataset[Any], settings: Any) -> np.ndarray:
         """Return the probabilities of another model, which reads the data in its own format."""
         order = [other.labels.index(label) for label in self.labels]
         return super().predictions_of(other, other.read_test(settings), settings)[:, order]
@@ -239,9 +240,9 @@ class OneLabel(Task[Any, Classified]):
         """Return targets, predictions and probabilities, from which all scores follow."""
         return LabelResults.single(self.labels, np.asarray(part.labels), probs, unit=self.unit)
 
-    def score(self, data: Data, predictions: np.ndarray, settings: Any) -> Judged:
+    def score(self, data: Dataset[Any], predictions: np.ndarray, settings: Any) -> Judged:
         """Return accuracy, F1 and loss, by class too, and the errors it was surest of."""
-        part: LabelledPart = data.parts.parts[settings.part]
+        part: LabelledPart = data[settings.part]
         results = self.results(part, predictions)
         if getattr(self.codec, "outliers", None) is not None:
             refused = int(self.none_in(part, predictions).sum())
@@ -255,15 +256,19 @@ class OneLabel(Task[Any, Classified]):
         errors = results.errors(settings.errors, lambda i: ("", part.where(i)))
         return Judged(scores, len(part), results.details(errors, self.baseline_scores(part)))
 
-    def compare(self, data: Data, ours: np.ndarray, theirs: np.ndarray, settings: Any) -> Any:
+    def compare(
+        self, data: Dataset[Any], ours: np.ndarray, theirs: np.ndarray, settings: Any
+    ) -> Any:
         """Compare accuracies by a paired bootstrap."""
-        part: LabelledPart = data.parts.parts[settings.part]
+        part: LabelledPart = data[settings.part]
         other = self.results(part, theirs).predictions
         return self.results(part, ours).compare(other, settings.samples)
 
-    def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
+    def outputs(
+        self, data: Dataset[Any], predictions: np.ndarray, settings: Any
+    ) -> list[dict[str, Any]]:
         """Return each example with its label and what was predicted."""
-        part: LabelledPart = data.parts.parts[settings.part]
+        part: LabelledPart = data[settings.part]
         numbers = np.asarray(part.labels).tolist()
         return [
             {

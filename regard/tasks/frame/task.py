@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.data.columns import input_column, names_in
 from regard.data.in_memory import frame_rows, is_columns, rows_of
-from regard.data.parts import named_files
+from regard.data.parts import Dataset, named_files
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
@@ -61,16 +61,6 @@ from regard.tasks.parts import (  # noqa: F401
 from regard.viewer.settings import LookSettings
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a task has read: its parts by name, their hash, and what the user should know."""
-
-    parts: Any
-    sha: str
-    notes: list[str]
-    split: Split = field(default_factory=Split)  # what was kept from training
 
 
 @dataclass(frozen=True)
@@ -161,30 +151,30 @@ class Task(Generic[C, A]):
         return cls.name
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Dataset[Any]:
         """Read the parts to train and to validate on."""
         raise UsageError(f"{cls.name} has no training of its own")
 
     @classmethod
     def defaults_for_data(
-        cls, settings: Any, values: Mapping[str, Any], data: Data
+        cls, settings: Any, values: Mapping[str, Any], data: Any
     ) -> tuple[Any, Choice | None]:
         """Settings whose defaults follow the data where the user gave none, and what was chosen."""
         return settings, None
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None) -> C:
+    def make_codec(cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> C:
         """Make what lies beside the weights; what is learnt is settled by `learnt`."""
         raise NotImplementedError
 
     @classmethod
     def make_model(
-        cls, data: Data, codec: C, settings: Any, origin: Origin | None
+        cls, data: Any, codec: C, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Build the model that the settings describe; return its family and the model."""
         raise NotImplementedError
 
-    def batches(self, data: Data, settings: Any) -> Batches:
+    def batches(self, data: Any, settings: Any) -> Batches:
         """Return the batches of a training."""
         raise NotImplementedError
 
@@ -196,7 +186,7 @@ class Task(Generic[C, A]):
         """Return the summed loss of a batch."""
         raise NotImplementedError
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: Any, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the scores on the validation part by predict and score; `better` is to be raised.
 
         `share` of the rows is enough where `decodes` says that some are decoded.
@@ -207,7 +197,7 @@ class Task(Generic[C, A]):
         name = self.better.removeprefix("-")
         return {**named, "better": -named[name] if self.better != name else named[name]}
 
-    def decodes(self, data: Data, settings: Any) -> int:
+    def decodes(self, data: Any, settings: Any) -> int:
         """Return how many rows a validation decodes, of which fewer would do; 0: all are needed."""
         return 0
 
@@ -215,11 +205,11 @@ class Task(Generic[C, A]):
         """Return the names of the columns that are trained on, where data are a table of names."""
         return self.inputs.columns_of(settings)
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: Any, settings: Any) -> str:
         """Return what the model card says that the model is."""
         return self.name
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: Any, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
         return {}
 
@@ -227,7 +217,7 @@ class Task(Generic[C, A]):
         """Return learning-rate multipliers by the beginning of a parameter's name."""
         return {}
 
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, data: Any, settings: Any) -> dict[str, dict[str, float]]:
         """Return the scores of trivial predictors on the validation part, by their names."""
         return {}
 
@@ -249,7 +239,7 @@ class Task(Generic[C, A]):
 
         save_weights(folder, weights)
 
-    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+    def finish(self, folder: Path, data: Any, settings: Any) -> None:
         """Do what remains after the last step, with the weights that were published."""
 
     # ---- Training: what the frame does
@@ -394,15 +384,15 @@ class Task(Generic[C, A]):
         """Answer what is typed at a terminal until that ends, if it `streams`."""
         raise NotImplementedError
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> Dataset[Any]:
         """Read the part that a model is judged on."""
         raise NotImplementedError
 
-    def predict_examples(self, data: Data, settings: Any) -> Any:
+    def predict_examples(self, data: Any, settings: Any) -> Any:
         """Predict for the examples of a part, as `score` takes it."""
         raise NotImplementedError
 
-    def judge(self, data: Data, predictions: Any, settings: Any) -> Judged:
+    def judge(self, data: Any, predictions: Any, settings: Any) -> Judged:
         """Return the scores of predictions: `score`, unless that means something else to users."""
         return self.score(data, predictions, settings)
 
@@ -418,12 +408,12 @@ class Task(Generic[C, A]):
         return settings
 
     def breakdown(
-        self, data: Data, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
+        self, data: Any, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return further fields of the evaluation, which tell of all models side by side."""
         return {}
 
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison] | None:
+    def compare(self, data: Any, ours: Any, theirs: Any, settings: Any) -> list[Comparison] | None:
         """Compare predictions with another model's by a paired test; None: the scores are told."""
         return None
 
@@ -434,17 +424,17 @@ class Task(Generic[C, A]):
                 f"against= names a model for {other.task}; expected one for {self.name}"
             )
 
-    def outputs(self, data: Data, predictions: Any, settings: Any) -> list[dict[str, Any]]:
+    def outputs(self, data: Any, predictions: Any, settings: Any) -> list[dict[str, Any]]:
         """Return the predictions as rows of the file that outputs= names."""
         raise NotImplementedError
 
-    def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:
+    def write_outputs(self, data: Any, predictions: Any, settings: Any) -> None:
         """Write the predictions where outputs= says."""
         write_outputs(settings.outputs, self.outputs(data, predictions, settings))
 
-    def data_hash(self, data: Data, settings: Any) -> Any:
+    def data_hash(self, data: Any, settings: Any) -> Any:
         """Return a hash of the examples that were judged."""
-        return data.sha
+        return data.part_sha(settings.part)
 
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return the settings that a score depends on."""
@@ -671,12 +661,12 @@ class Task(Generic[C, A]):
         known = names and set(self.columns) <= set(names)
         return replace(settings, columns=",".join(self.columns)) if known else settings
 
-    def predictions_of(self, other: "Task[Any, Any]", data: Data, settings: Any) -> Any:
+    def predictions_of(self, other: "Task[Any, Any]", data: Any, settings: Any) -> Any:
         """Return what another model predicts for the same examples, in this model's terms."""
         with other.using(settings):
             return other.predict_examples(data, settings)
 
-    def read_part_of(self, data: str, part: str) -> Data:
+    def read_part_of(self, data: str, part: str) -> Dataset[Any]:
         """Read a part of data as an evaluation would."""
         given = {**self.eval_defaults(), "data": data, "part": part}
         return self.read_test(self._filled(self.Eval, given))

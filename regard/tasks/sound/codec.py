@@ -29,7 +29,7 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys, window_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data
+from regard.tasks.frame.task import Answer
 from regard.viewer.settings import SoundLookSettings
 
 ConformerConfig, _ = family("conformer")
@@ -260,9 +260,9 @@ class SoundTask(MediaTask[SoundCodec, A]):
 
     # Running
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> SoundData:
         """Read the part that is judged."""
-        data = load_sounds(
+        return load_sounds(
             settings.data,
             need=(settings.part,),
             valid=settings.valid,
@@ -272,7 +272,6 @@ class SoundTask(MediaTask[SoundCodec, A]):
             classes=self.codec.labels or None,
             trained=self.trained,
         )
-        return Data(data, data.parts[settings.part].sha, data.notes)
 
     def eval_defaults(self) -> dict[str, Any]:
         """Return how the model's own data were read, where their names say it."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.sound_augment import change_speed
-from regard.data.sounds import Sounds
+from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc import LanguageModel
 from regard.decode.speech.decoder import Recognised, SpeechDecoder, Utterance
 from regard.decode.speech.no_speech import is_speech
@@ -23,7 +23,7 @@ from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Data, Judged
+from regard.tasks.frame.task import Judged
 from regard.tasks.sound.codec import SoundCodec, SoundTask, format_of, pad_sounds
 from regard.tasks.sound.transcribing import (
     TranscribeEval,
@@ -234,36 +234,36 @@ class SpeechRecogniser(SoundTask[Transcript]):
 
     # Judging
 
-    def predict_examples(self, data: Data, settings: Any) -> list[Transcript]:
+    def predict_examples(self, data: SoundData, settings: Any) -> list[Transcript]:
         """Transcribe each sound."""
-        return self.transcribe_part(data.parts.parts[settings.part], settings)
+        return self.transcribe_part(data[settings.part], settings)
 
     def settings_for(self, other: Any, settings: Any, given: Mapping[str, Any]) -> Any:
         """Return the same settings for another model, or refuse what it cannot do."""
         return other.check_run(settings)
 
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> list[Transcript]:
+    def predictions_of(self, other: Any, data: SoundData, settings: Any) -> list[Transcript]:
         """Return the transcripts of another model, which reads the sounds in its own format."""
         return super().predictions_of(other, other.read_test(settings), settings)
 
-    def judge(self, data: Data, predictions: list[Transcript], settings: Any) -> Judged:
+    def judge(self, data: SoundData, predictions: list[Transcript], settings: Any) -> Judged:
         """Return word and character error rates with their intervals."""
-        sounds: Sounds = data.parts.parts[settings.part]
+        sounds: Sounds = data[settings.part]
         given = [str(one) for one in predictions], sounds.texts, settings.normalise
         return Judged(transcript_scores(*given, settings.samples), len(sounds))
 
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
+    def compare(self, data: SoundData, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare transcripts by a paired bootstrap."""
-        references = data.parts.parts[settings.part].texts
+        references = data[settings.part].texts
         mine, other = ([str(one) for one in side] for side in (ours, theirs))
         more = settings.normalise, settings.samples
         return compare_transcripts(mine, other, references, *more)
 
     def outputs(
-        self, data: Data, predictions: list[Transcript], settings: Any
+        self, data: SoundData, predictions: list[Transcript], settings: Any
     ) -> list[dict[str, Any]]:
         """Return each sound with its transcript and what was recognised."""
-        sounds: Sounds = data.parts.parts[settings.part]
+        sounds: Sounds = data[settings.part]
         rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
         return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]
 

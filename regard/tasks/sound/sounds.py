@@ -37,7 +37,6 @@ from regard.tasks.frame.one_label import (
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
-from regard.tasks.frame.task import Data
 from regard.tasks.sound.codec import (
     SHORT,
     SoundBatches,
@@ -123,18 +122,17 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         return replace(super().options(settings), pattern=settings.pattern, names=names)
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> SoundData:
         """Read the sounds to train and to validate on."""
         data = cls.load_parts(settings)
-        numbers = data.parts["train"].labels.tolist()
+        numbers = data["train"].labels.tolist()
         label_list([(data.classes[i],) for i in numbers], settings.data)
-        return Data(data, data.sha, data.notes, data.split)
+        return data
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
+    def make_codec(cls, data: SoundData, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
         """Take the labels and the format of the data."""
-        sounds: SoundData = data.parts
-        labels, train = sounds.classes, sounds.parts["train"]
+        labels, train = data.classes, data["train"]
         cls.note_imbalance(data, settings)
         more = cls.reading(settings)
         if settings.pattern:
@@ -146,16 +144,16 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         return SoundCodec(format, labels, baselines=baselines, more=more)
 
     @classmethod
-    def make_model(cls, data: Data, codec: SoundCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: SoundData, codec: SoundCodec, settings: Any, origin: Any) -> Any:
         """Build the model with a head; one that knew the same labels before keeps its head."""
         name, labels = settings.family, codec.labels
         config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
         fresh = "" if origin is not None and origin.was(cls.name, labels) else "readout."
         return name, cls.build(name, config, settings, origin, fresh=fresh)
 
-    def batches(self, data: Data, settings: Any) -> SoundBatches:
+    def batches(self, data: SoundData, settings: Any) -> SoundBatches:
         """Return batches of augmented spectrograms with their labels."""
-        train: Sounds = data.parts.parts["train"]
+        train: Sounds = data["train"]
         often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
         weights = class_weights(settings.class_weights, often, len(train))
         self.weights = None if weights is None else weights.to(settings.device)
@@ -176,19 +174,19 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         rest = {"weight": self.weights, "label_smoothing": settings.label_smoothing}
         return F.cross_entropy(logits, batch.labels, **rest, reduction="sum")
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: SoundData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return loss, accuracy and macro F1 on the validation part."""
-        valid: Sounds = data.parts.parts["valid"]
+        valid: Sounds = data["valid"]
         probs = self.probabilities_of(valid, self.Run())
         return self.valid_scores(valid, probs, by_f1=self.weights is not None)
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: SoundData, settings: Any) -> str:
         """Return what the model card says that the model is."""
         return f"One of {len(self.labels)} labels for a sound"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: SoundData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        return {"labels": len(self.labels), "sounds": len(data.parts.parts["train"])}
+        return {"labels": len(self.labels), "sounds": len(data["train"])}
 
     def baseline_vectors(self, part: Sounds) -> np.ndarray:
         """Return sounds as the nearest-mean baseline reads them."""
@@ -286,9 +284,9 @@ class ClassifySounds(OneLabel, SoundTask[Classified]):
         """Read sounds of a folder that are none of what was learnt."""
         return [self.format.read(file) for file in first_files(folder, SUFFIXES)]
 
-    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
+    def predict_examples(self, data: SoundData, settings: Any) -> np.ndarray:
         """Return the probability of each label for each sound."""
-        return self.probabilities_of(data.parts.parts[settings.part], settings)
+        return self.probabilities_of(data[settings.part], settings)
 
     # Looking
 

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.sounds import Sounds
+from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc_align import required_frames
 from regard.errors import UsageError
 from regard.metrics.speech import transcript_errors
 from regard.models import task_changes
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data
 from regard.tasks.sound.codec import SoundBatches, SoundCodec, pad_sounds, with_statistics
 from regard.tasks.sound.recogniser import SpeechRecogniser
 from regard.tasks.sound.transcribing import (
@@ -77,22 +76,22 @@ class Transcribe(SpeechRecogniser):
         return replace(settings, ctc_weight=weight, model=model)
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> SoundData:
         """Read sounds and their transcripts."""
         data = cls.load_parts(settings)
-        return Data(data, data.sha, data.notes, data.split)
+        return data
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
+    def make_codec(cls, data: SoundData, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
         """Take the format of the sounds, and learn the tokenizer of their transcripts."""
-        train: Sounds = data.parts.parts["train"]
+        train: Sounds = data["train"]
         texts = [tidy(text) for text in train.texts]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
         format = with_statistics(settings.sound, train)
         return SoundCodec(format, tokenizer=tokenizer, more=cls.reading(settings))
 
     @classmethod
-    def make_model(cls, data: Data, codec: SoundCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: SoundData, codec: SoundCodec, settings: Any, origin: Any) -> Any:
         """Build the model with the heads that the settings choose."""
         assert codec.tokenizer is not None
         changes = task_changes(settings.family, cls.name)
@@ -124,9 +123,9 @@ class Transcribe(SpeechRecogniser):
             sounds, rows = sounds.pick(good), [rows[i] for i in good.tolist()]
         return sounds, rows, note
 
-    def batches(self, data: Data, settings: Any) -> SoundBatches:
+    def batches(self, data: SoundData, settings: Any) -> SoundBatches:
         """Return batches of augmented spectrograms with their transcripts."""
-        parts = data.parts.parts
+        parts = data.parts
         train, rows, note = self.usable("train", parts["train"], settings, settings.broken)
         data.notes.extend([note] if note else [])
         self.trained_on = len(train)
@@ -152,13 +151,13 @@ class Transcribe(SpeechRecogniser):
             self.model, batch, settings.ctc_weight, settings.label_smoothing, settings.inter_ctc
         )
 
-    def decodes(self, data: Data, settings: Any) -> int:
+    def decodes(self, data: SoundData, settings: Any) -> int:
         """Return how many sounds a validation transcribes."""
-        return min(settings.valid_sounds, len(data.parts.parts["valid"]))
+        return min(settings.valid_sounds, len(data["valid"]))
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: SoundData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the loss a token, and the error rates of greedy transcripts."""
-        valid: Sounds = data.parts.parts["valid"]
+        valid: Sounds = data["valid"]
         some = valid.pick(np.arange(math.ceil(share * self.decodes(data, settings))))
         way = "ctc" if self.model.config.ctc else "attention"
         quick = self.Run(decoding=way, beam=1, **self.generation)
@@ -184,12 +183,12 @@ class Transcribe(SpeechRecogniser):
             tokens += batch.tokens
         return total / tokens
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: SoundData, settings: Any) -> str:
         """Return what the model card says that the model is."""
         heads = " and ".join(way for way in ("ctc", "attention") if way in self.decoder.ways)
         return f"Transcripts of speech ({heads})"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: SoundData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        train: Sounds = data.parts.parts["train"]
+        train: Sounds = data["train"]
         return {"sounds": self.trained_on, "hours": round(float(train.seconds.sum()) / 3600, 3)}

@@ -162,10 +162,10 @@ class Classify(TextClassifier):
         """Settings that suit few texts where the user gave none, unless few=false."""
         if data.multilabel or not settings.few:
             return settings, None
-        train, size = data.parts["train"], len(data.labels)
+        train, size = data["train"], len(data.classes)
 
         def gain() -> float:
-            numbers = label_table(train, data.labels).argmax(1)
+            numbers = label_table(train, data.classes).argmax(1)
             return bigram_gain([example.text for example in train], numbers, size)
 
         why, few = few_text_settings(values, SHORT, len(train), gain)
@@ -191,7 +191,7 @@ class Classify(TextClassifier):
         count, clusters = clusters_of(settings.model), []
         if count:
             clusters = learnt(
-                lambda: cluster_labels(data.parts["train"], data.labels, count, settings.seed),
+                lambda: cluster_labels(data["train"], data.classes, count, settings.seed),
                 load=load_clusters,
                 save=save_clusters,
                 init=False,
@@ -206,12 +206,12 @@ class Classify(TextClassifier):
         """Build the model, its outputs at the log odds of several labels, and its embeddings."""
         name, model = super().make_model(data, codec, settings, origin)
         if data.multilabel and not (origin and origin.was(cls.name, codec.labels)):
-            targets = torch.from_numpy(label_table(data.parts["train"], codec.labels))
+            targets = torch.from_numpy(label_table(data["train"], codec.labels))
             heads = [part for part in model.modules() if isinstance(part, ClassifyHead)]
             for head in heads:  # else each label begins with half a chance, which costs many steps
                 head.start_at(targets.to(head.out.bias.device))
         if settings.embeddings != "random":
-            train = data.parts["train"]
+            train = data["train"]
             rows = codec.encoder.texts([e.text for e in train], settings.max_length)
             targets = label_table(train, codec.labels)
             EMBEDDINGS[settings.embeddings](
@@ -221,7 +221,7 @@ class Classify(TextClassifier):
 
     def batches(self, data: Any, settings: Any) -> TextBatches:
         """Return batches of texts and the numbers of their labels, or a table of several."""
-        train, longest = data.parts["train"], settings.max_length
+        train, longest = data["train"], settings.max_length
         texts = [example.text for example in train]
         rows = self.encoder.texts(texts, longest)
         if not all(len(row.ids) <= longest for row in rows):

@@ -1,7 +1,7 @@
 """Embedding: one vector of a text, so that texts can be compared. It is run, not trained."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import watch
-from regard.data.documents import hash_texts, load_texts
-from regard.data.labelled import hash_items, load_labelled
+from regard.data.documents import Texts, load_texts
+from regard.data.labelled import Labelled, load_labelled
+from regard.data.parts import Dataset
 from regard.data.rows import Row, TextBatch, TextBatches, collate
 from regard.data.scored import ScoredPairReader
 from regard.decode.batching import in_batches
@@ -25,7 +26,7 @@ from regard.tasks.frame.answers import Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import EvalSettings
-from regard.tasks.frame.task import Answer, Data, Judged, Task
+from regard.tasks.frame.task import Answer, Judged, Task
 from regard.tasks.text.codec import EncoderRun, TextCodec, check_max_length, load_encoder
 
 
@@ -218,33 +219,34 @@ class Embed(Task[TextCodec, Embedded | Similar]):
 
     # Judging
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> Labelled:
         """Read pairs of texts with scores."""
         part = settings.part
         reader = ScoredPairReader(settings.columns, settings.skip_bad, settings.header)
-        data = load_labelled(
+        return load_labelled(
             settings.data, reader, test=settings.test, need=(part,), trained=self.trained
         )
-        return Data(data.parts, hash_items(data.parts[part]), data.notes)
 
-    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
+    def predict_examples(self, data: Labelled, settings: Any) -> np.ndarray:
         """Return the cosine of each pair."""
-        pairs = [pair.texts for pair in data.parts[settings.part]]
+        pairs = [pair.texts for pair in data[settings.part]]
         cosines, truncated = self.similarities(pairs, settings)
         self._log_truncated(truncated, settings)
         return cosines
 
-    def score(self, data: Data, predictions: np.ndarray, settings: Any) -> Judged:
+    def score(self, data: Labelled, predictions: np.ndarray, settings: Any) -> Judged:
         """Return the correlation of the cosines with the scores that people gave."""
-        targets = np.array([pair.score for pair in data.parts[settings.part]])
+        targets = np.array([pair.score for pair in data[settings.part]])
         signature = f"cosine|pooling:{settings.pooling}|pairs:{len(targets)}"
         return Judged(correlation_scores(predictions, targets, signature), len(targets))
 
-    def outputs(self, data: Data, predictions: np.ndarray, settings: Any) -> list[dict[str, Any]]:
+    def outputs(
+        self, data: Labelled, predictions: np.ndarray, settings: Any
+    ) -> list[dict[str, Any]]:
         """Return the cosine of each pair beside its score."""
         return [
             {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
-            for pair, value in zip(data.parts[settings.part], predictions.tolist(), strict=True)
+            for pair, value in zip(data[settings.part], predictions.tolist(), strict=True)
         ]
 
     def made_with(self, settings: Any) -> dict[str, Any]:
@@ -252,16 +254,15 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         most = settings.max_length or self.max_length
         return {"pooling": settings.pooling, "max_length": most}
 
-    def read_part_of(self, data: str, part: str) -> Data:
+    def read_part_of(self, data: str, part: str) -> Dataset[Any]:
         """Read texts of any kind: a plain file, a table of texts, or pairs with scores."""
         try:
-            texts = load_texts(data, need=(part,), trained=self.trained)
+            return load_texts(data, need=(part,), trained=self.trained)
         except UsageError as error:
             try:
                 return super().read_part_of(data, part)
             except UsageError:
                 raise error from None
-        return Data(texts, hash_texts(texts.parts[part]), texts.notes)
 
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """Refuse: a vector has no probability that a cut could lower."""
@@ -335,18 +336,18 @@ class VectorShift(Embed):
         return fill(cls.Train, values)
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Texts:
         """Read texts: the lines of a running text, or the rows of a table."""
         read = load_texts(
             settings.data, key=settings.columns, header=settings.header, need=("train",)
         )
-        texts = read.parts["train"]
+        texts = read["train"]
         if read.running:
             texts = [line for text in texts for line in text.splitlines()]
         texts = [text for text in texts if text.strip()]
-        return Data(texts, hash_texts(texts), read.notes, read.split)
+        return replace(read, parts={"train": texts})
 
-    def batches(self, data: Data, settings: Any) -> TextBatches:
+    def batches(self, data: Texts, settings: Any) -> TextBatches:
         """Return texts with their vectors."""
 
         @torch.no_grad()
@@ -355,7 +356,7 @@ class VectorShift(Embed):
 
         self.check_run(settings)
         return TextBatches(
-            self._rows(data.parts, settings),
+            self._rows(data["train"], settings),
             self.encoder,
             make,
             tokens=settings.batch_tokens,

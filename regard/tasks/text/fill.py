@@ -24,7 +24,7 @@ from regard.tasks.frame.answers import Filled
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import RunSettings
-from regard.tasks.frame.task import Data, Judged, Task
+from regard.tasks.frame.task import Judged, Task
 from regard.tasks.text.language_modelling import (
     LanguageCodec,
     LanguageEvalSettings,
@@ -206,16 +206,16 @@ class Fill(Task[LanguageCodec, Filled]):
 
     # ---- Judging
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> Texts:
         """Read the part that the model is judged on."""
         return read_test_texts(settings, self.trained)
 
-    def predict_examples(self, data: Data, settings: Any) -> MaskedPredictions:
+    def predict_examples(self, data: Texts, settings: Any) -> MaskedPredictions:
         """Predict masked tokens of a part, as at a validation in training."""
         context, most = settings.context or self.longest, self.model.config.max_length
         if context > most:
             raise UsageError(f"context={context} is more than the {most} places of the model")
-        texts = Texts({"valid": data.parts.parts[settings.part]}, data.parts.running)
+        texts = Texts({"valid": data[settings.part]}, data.running)
         batches = MaskedBatches(
             tokenise_texts(texts, self.tokenizer, ("valid",)),
             "valid",
@@ -241,9 +241,9 @@ class Fill(Task[LanguageCodec, Filled]):
             masked_scores(self.model, batches, settings.tokens, on_batch), records
         )
 
-    def judge(self, data: Data, predictions: MaskedPredictions, settings: Any) -> Judged:
+    def judge(self, data: Texts, predictions: MaskedPredictions, settings: Any) -> Judged:
         """Return loss, perplexity and accuracy."""
-        context, texts = settings.context or self.longest, data.parts
+        context, texts = settings.context or self.longest, data
         kind = "running" if texts.running else "documents"
         signature = f"mask_share:{settings.mask_share}|whole words|context:{context}|{kind}|seed:0"
         signature += f"|rows:{max(1, settings.batch_tokens // context)}"
@@ -253,14 +253,14 @@ class Fill(Task[LanguageCodec, Filled]):
             Score("perplexity", predictions.scores.perplexity, signature, 3),
             Score("accuracy", predictions.scores.accuracy, f"% of masked tokens|{signature}"),
         ]
-        return Judged(scores, sum(map(len, texts.parts[settings.part])))
+        return Judged(scores, sum(map(len, texts[settings.part])))
 
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return the settings that a score depends on."""
         return {"context": settings.context or self.longest, "mask_share": settings.mask_share}
 
     def outputs(
-        self, data: Data, predictions: MaskedPredictions, settings: Any
+        self, data: Texts, predictions: MaskedPredictions, settings: Any
     ) -> list[dict[str, Any]]:
         """Return the prediction of each masked token."""
         return predictions.records

@@ -1,14 +1,14 @@
 """Judging labels of texts or of words: by the probabilities that a trained encoder gives them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 
-from regard.data.labelled import Example, Sentence, hash_items, load_labelled
+from regard.data.labelled import Example, Labelled, Sentence, load_labelled
 from regard.data.labels import label_table, with_known_labels
 from regard.errors import UsageError
 from regard.metrics.evaluation import LabelEvaluation
@@ -17,15 +17,14 @@ from regard.metrics.score import Comparison
 from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.tasks.frame.one_label import saved_labels_and_baselines
-from regard.tasks.frame.task import Answer, Data, Judged, Task
+from regard.tasks.frame.task import Answer, Judged, Task
 from regard.tasks.text.codec import TextCodec, check_max_length, load_encoder
 
 
-@dataclass(frozen=True)
-class LabelData(Data):
+@dataclass
+class LabelData(Labelled):
     """Examples or sentences by part, and their labels."""
 
-    labels: list[str] = field(default_factory=list)
     multilabel: bool = False
     left_out: int = 0  # rows with labels that the model does not know
 
@@ -65,12 +64,12 @@ class LabelJudge(Task[TextCodec, A], Generic[A]):
         """Return the probability of each label of texts or words."""
         raise NotImplementedError
 
-    def baselines(self, data: Data, settings: Any, part: str = "valid") -> dict[str, Any]:
+    def baselines(self, data: LabelData, settings: Any, part: str = "valid") -> dict[str, Any]:
         """Return the scores of the baselines on a part, if the model has any beside it."""
         if self.codec.baselines is None:
             return {}
-        units = [unit for item in data.parts[part] for unit, _ in item.units]
-        return self.codec.baselines.scores(units, label_table(data.parts[part], self.labels))
+        units = [unit for item in data[part] for unit, _ in item.units]
+        return self.codec.baselines.scores(units, label_table(data[part], self.labels))
 
     @classmethod
     def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
@@ -104,16 +103,16 @@ class LabelJudge(Task[TextCodec, A], Generic[A]):
             need=(part,),
             trained=self.trained,
         )
-        items = data.parts[part]
+        items = data[part]
         if known:
             why, skip = "is none of the model's", settings.skip_bad
             items = with_known_labels(items, self.labels, why, data.notes, skip_bad=skip)
-        left_out = len(data.parts[part]) - len(items)
-        return LabelData({part: items}, hash_items(items), data.notes, left_out=left_out)
+        left_out = len(data[part]) - len(items)
+        return LabelData({part: items}, left_out=left_out, notes=data.notes)
 
-    def predict_examples(self, data: Data, settings: Any) -> Predicted:
+    def predict_examples(self, data: LabelData, settings: Any) -> Predicted:
         """Return the probability of each label of the examples."""
-        return self.probabilities(data.parts[settings.part], settings)
+        return self.probabilities(data[settings.part], settings)
 
     def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
         """Return a table (n, labels) of the predicted labels: the likeliest of each row."""
@@ -132,7 +131,7 @@ class LabelJudge(Task[TextCodec, A], Generic[A]):
 
     def score(self, data: LabelData, predictions: Predicted, settings: Any) -> Judged:
         """Return accuracy, F1 and loss, the scores of each label, and the worst errors."""
-        items = data.parts[settings.part]
+        items = data[settings.part]
         if predictions.truncated:
             most = settings.max_length or self.max_length
             data.notes.append(f"{predictions.truncated:,} texts were cut at {most} pieces")
@@ -155,15 +154,15 @@ class LabelJudge(Task[TextCodec, A], Generic[A]):
                 f"({', '.join(other.labels[:6])}); compare models of the same"
             )
 
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> Predicted:
+    def predictions_of(self, other: Any, data: LabelData, settings: Any) -> Predicted:
         """Return what another model predicts, with its labels in the order of this one."""
         theirs = super().predictions_of(other, data, settings)
         order = [other.labels.index(label) for label in self.labels]
         return theirs._replace(probs=theirs.probs[:, order])
 
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> list[Comparison]:
+    def compare(self, data: LabelData, ours: Any, theirs: Any, settings: Any) -> list[Comparison]:
         """Compare by paired bootstrap resampling."""
-        results = self.results(data.parts[settings.part], ours, settings)
+        results = self.results(data[settings.part], ours, settings)
         assigned = self.assign(theirs.probs, settings)
         return results.compare(assigned, settings.samples, theirs.probs)
 

@@ -33,7 +33,7 @@ from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
-from regard.tasks.frame.task import Data, Learnt
+from regard.tasks.frame.task import Learnt
 from regard.tasks.text.codec import TextCodec
 from regard.tasks.text.label_judge import A, LabelData, LabelJudge
 from regard.training.label_loss import CLASS_WEIGHTS, LABEL_LOSSES, LabelLoss, label_loss
@@ -227,22 +227,23 @@ class Labeller(LabelJudge[A]):
         reader = cls.file_reader(settings)
         files = {"valid": settings.valid, "test": settings.test}
         data = load_labelled(settings.data, reader, **files, by=by)
-        labels = label_list([item[1] for item in data.parts["train"]], settings.data)
+        labels = label_list([item[1] for item in data["train"]], settings.data)
         data.parts["valid"] = with_known_labels(
-            data.parts["valid"],
+            data["valid"],
             labels,
             "does not occur in train",
             data.notes,
             skip_bad=settings.skip_bad,
         )
-        return LabelData(data.parts, data.sha, data.notes, data.split, labels, reader.several)
+        about = {"notes": data.notes, "split": data.split, "classes": labels}
+        return LabelData(data.parts, reader.several, **about)
 
     @classmethod
     def make_codec(
         cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> TextCodec:
         """Learn the tokenizer, the features and the baselines."""
-        train = data.parts["train"]
+        train = data["train"]
         texts = [item.source for item in train]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
         features, alone = None, settings.tokenizer == WORDS
@@ -259,8 +260,8 @@ class Labeller(LabelJudge[A]):
         config = {"max_length": settings.max_length, "features": settings.features}
         return TextCodec(
             RowEncoder(tokenizer, features, sampler),
-            data.labels,
-            Baselines.fit(cls.baseline, units, label_table(train, data.labels)),
+            data.classes,
+            Baselines.fit(cls.baseline, units, label_table(train, data.classes)),
             {**config, **cls.label_facts(data, settings)},
         )
 
@@ -302,9 +303,9 @@ class Labeller(LabelJudge[A]):
         ]
         return torch.stack(losses).mean()
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: LabelData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return loss, accuracy and F1 on the validation part."""
-        items = data.parts["valid"]
+        items = data["valid"]
         results = self.results(items, self.probabilities(items, self.Run()), settings)
         counts = count(results.targets, results.predictions)
         right = (results.targets == results.predictions).all(1)
@@ -319,6 +320,6 @@ class Labeller(LabelJudge[A]):
         balanced = self.class_weights is not None
         return {**scores, "better": scores["macro_f1"] if balanced else micro_f1(counts)}
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
         return {"labels": len(self.labels)}

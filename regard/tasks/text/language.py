@@ -33,7 +33,7 @@ from regard.pretrained.chat_template import check_chat
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT, TrainSettings
-from regard.tasks.frame.task import Data, Judged, Learnt
+from regard.tasks.frame.task import Judged, Learnt
 from regard.tasks.text.generate import TextGeneration
 from regard.tasks.text.language_modelling import (
     OBJECTIVES,
@@ -159,32 +159,30 @@ class LanguageModel(TextGeneration):
         return replace(settings, model=model)
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Texts:
         """Read a running text, or documents."""
-        texts = read_training_texts(settings)
-        return Data(texts, texts.sha, texts.notes, texts.split)
+        return read_training_texts(settings)
 
     @classmethod
     def make_codec(
-        cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None
+        cls, data: Texts, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> LanguageCodec:
         """Learn the tokenizer."""
-        texts: Texts = data.parts
-        talks = has_conversations(texts.parts["train"])
+        talks = has_conversations(data["train"])
         if talks and settings.objective != "causal":
             raise UsageError(
                 f"objective={settings.objective} learns from texts; for answers of conversations "
                 "choose objective=causal"
             )
-        written = [write_out(text, settings.template) for text in texts.parts["train"]]
+        written = [write_out(text, settings.template) for text in data["train"]]
         tokenizer = learnt(lambda: learn_tokenizer(written, settings))
         mask = mask_id(tokenizer) if settings.objective == "masked" else None
         template = settings.template if talks else None
-        return LanguageCodec(tokenizer, texts.running, settings.context, mask, template=template)
+        return LanguageCodec(tokenizer, data.running, settings.context, mask, template=template)
 
     @classmethod
     def make_model(
-        cls, data: Data, codec: LanguageCodec, settings: Any, origin: Origin | None
+        cls, data: Texts, codec: LanguageCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Build the model for this vocabulary; a mask may come after it."""
         vocab = max(codec.tokenizer.vocab, 0 if codec.mask is None else codec.mask + 1)
@@ -193,13 +191,13 @@ class LanguageModel(TextGeneration):
         config = replace(settings.model, vocab=vocab)
         return settings.family, cls.build(settings.family, config, settings, origin)
 
-    def batches(self, data: Data, settings: Any) -> TokenBatches:
+    def batches(self, data: Texts, settings: Any) -> TokenBatches:
         """Return windows of the training part."""
-        self.dynamic = not data.parts.running
+        self.dynamic = not data.running
         if self.runs_as(settings) != self.name:
             self.generation = {}
         how = {"template": settings.template, "context": settings.context}
-        self.texts = tokenise_texts(data.parts, self.tokenizer, **how)
+        self.texts = tokenise_texts(data, self.tokenizer, **how)
         return OBJECTIVES[settings.objective].batches(self.texts, self.codec, settings)
 
     def count(self, batch: TokenBatch) -> tuple[int, int]:
@@ -211,12 +209,12 @@ class LanguageModel(TextGeneration):
         objective = OBJECTIVES[settings.objective]
         return objective.loss(self.model, batch, settings.label_smoothing)
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: Texts, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the scores of the objective on the validation part."""
         objective = OBJECTIVES[settings.objective]
         return objective.validate(self.model, self.texts, self.codec, settings)
 
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, data: Texts, settings: Any) -> dict[str, dict[str, float]]:
         """Loss of the frequencies of tokens on the validation part."""
         ids = {part: self.texts.columns[part].ids for part in ("train", "valid")}
         for part, learnt in self.texts.learnt.items():
@@ -225,7 +223,7 @@ class LanguageModel(TextGeneration):
             return {}
         return {FREQUENCIES: {"loss": frequency_loss(ids["train"], ids["valid"])}}
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: Texts, settings: Any) -> str:
         """Return what the model card says that the model is."""
         return f"A {settings.objective} language model of {self.tokenizer.vocab:,} tokens"
 
@@ -246,21 +244,19 @@ class LanguageModel(TextGeneration):
         except UsageError as error:
             raise UsageError(f"{folder / 'config.json'}: {error}") from None
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> Texts:
         """Read the part that the model is judged on."""
         return read_test_texts(settings, self.trained)
 
     def rows(self, texts: Texts, part: str) -> tuple[list[list[int]], bool]:
         """Return the ids of all texts of a part, and whether they are one running text."""
         if texts.running or self.codec.running:
-            parts = (
-                ids for text in texts.parts[part] for ids in encode_running(self.tokenizer, text)
-            )
+            parts = (ids for text in texts[part] for ids in encode_running(self.tokenizer, text))
             return [[i for ids in parts for i in ids]], True
-        encoded = self.tokenizer.encode_batch(texts.parts[part])
+        encoded = self.tokenizer.encode_batch(texts[part])
         return [[self.tokenizer.bos, *ids, self.tokenizer.eos] for ids in encoded], False
 
-    def predict_examples(self, data: Data, settings: Any) -> Losses:
+    def predict_examples(self, data: Texts, settings: Any) -> Losses:
         """Return the loss over a part."""
         context, config = settings.context or self.window, self.model.config
         if has_table(config.position) and context > config.max_length:
@@ -268,7 +264,7 @@ class LanguageModel(TextGeneration):
                 f"context={context} is more than the {config.max_length} places "
                 "that the model has learnt"
             )
-        texts, learnt = data.parts.parts[settings.part], None
+        texts, learnt = data[settings.part], None
         if has_conversations(texts):
             if settings.outputs:
                 raise UsageError("outputs= is for texts; it does not tell answers from questions")
@@ -277,19 +273,19 @@ class LanguageModel(TextGeneration):
             rows, running = [ids for ids, _ in pairs], False
             learnt = np.concatenate([np.asarray(flags) for _, flags in pairs])
         else:
-            rows, running = self.rows(data.parts, settings.part)
+            rows, running = self.rows(data, settings.part)
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         spans = spans_of(offsets, context)
         total, count = span_loss(self.model, ids, spans, settings.batch_tokens, learnt)
         return Losses(total, count, context, running)
 
-    def judge(self, data: Data, predictions: Losses, settings: Any) -> Judged:
+    def judge(self, data: Texts, predictions: Losses, settings: Any) -> Judged:
         """Return loss per token, perplexity and bits per byte."""
         total, tokens, context, running = predictions
         if not tokens:
             raise UsageError(f"{settings.data}: no token to predict in so short a text")
-        texts, loss = data.parts.parts[settings.part], total / tokens
+        texts, loss = data[settings.part], total / tokens
         size = count_bytes(texts)
         kind = "running" if running else "documents"
         signature = f"tokens:{tokens}|context:{context}|{kind}|tokenizer:{self.tokenizer.sha[:8]}"
@@ -304,9 +300,9 @@ class LanguageModel(TextGeneration):
         """Return the settings that a score depends on."""
         return {"context": settings.context or self.window}
 
-    def outputs(self, data: Data, predictions: Losses, settings: Any) -> list[dict[str, Any]]:
+    def outputs(self, data: Texts, predictions: Losses, settings: Any) -> list[dict[str, Any]]:
         """Return the loss of each text, or of each span that is read of a running one."""
-        rows, running = self.rows(data.parts, settings.part)
+        rows, running = self.rows(data, settings.part)
         if running:
             spans = spans_of(np.array([0, len(rows[0])]), predictions.context).tolist()
             rows = [rows[0][start:end] for start, end in spans]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.conversation import OWN, TEMPLATES
-from regard.data.documents import Texts, TokenisedTexts, hash_texts, load_texts
+from regard.data.documents import Texts, TokenisedTexts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
 from regard.data.tokenizer import Tokenizer
@@ -25,7 +25,6 @@ from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import EvalSettings, RunSettings
-from regard.tasks.frame.task import Data
 from regard.training.loss import linear_cross_entropy, reference_cross_entropy
 
 SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
@@ -130,19 +129,16 @@ def read_training_texts(settings: Any) -> Texts:
     )
 
 
-def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Data:
+def read_test_texts(settings: LanguageEvalSettings, trained: Split | None) -> Texts:
     """Read the part that a language model is judged on."""
-    part = settings.part
-    texts = load_texts(
+    return load_texts(
         str(settings.data),
         test=settings.test,
         key=settings.columns,
         header=settings.header,
-        need=(part,),
+        need=(settings.part,),
         trained=trained,
     )
-    judged = Texts({part: texts.parts[part]}, texts.running)
-    return Data(judged, hash_texts(judged.parts[part]), texts.notes)
 
 
 # The objectives

@@ -17,7 +17,6 @@ from regard.data.parallel import (
     SIDES,
     PairBatch,
     PairBatches,
-    hash_pairs,
     learn_tokenizers,
     make_batch,
 )
@@ -33,7 +32,7 @@ from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
-from regard.tasks.frame.task import Data, Judged, Learnt, System, Task
+from regard.tasks.frame.task import Judged, Learnt, System, Task
 from regard.tasks.text.pair_settings import SIZES
 from regard.training.loss import sequence_loss
 
@@ -86,32 +85,30 @@ class PairTask(Task[PairCodec, Generated]):
         return cast(EncoderDecoder, model)
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Corpus:
         """Read pairs of texts."""
         keys = ("source", "target", "columns", "header", "valid", "test", "skip_bad")
         corpus = load_pairs(settings.data, **{key: getattr(settings, key) for key in keys})
-        corpus = add_joined(corpus, settings.joined) if settings.joined else corpus
-        return Data(corpus, corpus.sha, corpus.notes, corpus.split)
+        return add_joined(corpus, settings.joined) if settings.joined else corpus
 
     @classmethod
     def make_codec(
-        cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None
+        cls, data: Corpus, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> PairCodec:
         """Learn the tokenizers, and note the languages."""
-        corpus: Corpus = data.parts
         source, target = learnt(
             lambda: learn_tokenizers(
-                corpus.parts["train"], settings.tokenizer, settings.pieces, settings.vocabularies
+                data["train"], settings.tokenizer, settings.pieces, settings.vocabularies
             ),
             load=load_tokenizers,
             save=save_tokenizers,
         )
-        return PairCodec(source, target, {"from": corpus.source, "to": corpus.target})
+        return PairCodec(source, target, {"from": data.source, "to": data.target})
 
-    def batches(self, data: Data, settings: Any) -> Any:
+    def batches(self, data: Corpus, settings: Any) -> Any:
         """Return batches of pairs."""
         made = PairBatches(
-            data.parts,
+            data,
             self.codec.tokenizers,
             tokens=settings.batch_tokens,
             longest=settings.max_length,
@@ -159,11 +156,11 @@ class PairTask(Task[PairCodec, Generated]):
             tokens += batch.tokens
         return total / tokens
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: Corpus, settings: Any) -> str:
         """Return the languages."""
-        return f"{data.parts.source or 'source'} to {data.parts.target or 'target'}"
+        return f"{data.source or 'source'} to {data.target or 'target'}"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: Corpus, settings: Any) -> dict[str, Any]:
         """Return how many pairs were too long to be learnt from."""
         return {"left_out": self.left_out}
 
@@ -209,7 +206,7 @@ class PairTask(Task[PairCodec, Generated]):
         if not isinstance(other, PairTask):
             raise UsageError("against= names a model that does not translate; compare translators")
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> Corpus:
         """Read the part that a model is judged on."""
         corpus = load_pairs(
             settings.data,
@@ -227,7 +224,11 @@ class PairTask(Task[PairCodec, Generated]):
         language = self._language(corpus, settings)
         if settings.tokenise == "13a" and tokenise_for(language) != "13a":
             log(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
-        return Data(replace(corpus, parts={"test": pairs}), hash_pairs(pairs), corpus.notes)
+        return replace(corpus, parts={"test": pairs})
+
+    def data_hash(self, data: Corpus, settings: Any) -> str:
+        """Return a hash of the pairs that were judged."""
+        return data.part_sha("test")
 
     def prepared(self, corpus: Corpus, settings: Any) -> Corpus:
         """Return a test set as the model reads it."""
@@ -236,9 +237,9 @@ class PairTask(Task[PairCodec, Generated]):
     def _language(self, corpus: Corpus, settings: Any) -> str | None:
         return settings.target or self.config.get("to") or corpus.target
 
-    def predict_examples(self, data: Data, settings: Any) -> list[str]:
+    def predict_examples(self, data: Corpus, settings: Any) -> list[str]:
         """Write the targets of the sources of a test set."""
-        sources = [pair.source for pair in data.parts.parts["test"]]
+        sources = [pair.source for pair in data["test"]]
         return [str(answer) for answer in self.predict(sources, replace(settings, **self.as_given))]
 
     def _run_keys(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,25 +251,25 @@ class PairTask(Task[PairCodec, Generated]):
         """Return the other model's own defaults with what the user gave."""
         return other.check(self._run_keys(given))
 
-    def predictions_of(self, other: Task[Any, Any], data: Data, settings: Any) -> list[str]:
+    def predictions_of(self, other: Task[Any, Any], data: Corpus, settings: Any) -> list[str]:
         """Return what another model writes for the same sources."""
-        sources = [pair.source for pair in data.parts.parts["test"]]
+        sources = [pair.source for pair in data["test"]]
         return [str(answer) for answer in other.answer(sources, settings)]
 
-    def judge(self, data: Data, predictions: list[str], settings: Any) -> Judged:
+    def judge(self, data: Corpus, predictions: list[str], settings: Any) -> Judged:
         """Return BLEU and chrF, or the scores of another metric."""
         references, options = self._references(data, settings)
         scores = self.metric(settings).score(predictions, references, **options)
         return Judged(scores, len(predictions))
 
-    def _references(self, data: Data, settings: Any) -> tuple[list[list[str]], dict[str, Any]]:
+    def _references(self, data: Corpus, settings: Any) -> tuple[list[list[str]], dict[str, Any]]:
         """Return the right targets, and by which language and rules to judge."""
-        references = [[pair.target for pair in data.parts.parts["test"]]]
+        references = [[pair.target for pair in data["test"]]]
         options = {"tokenise": settings.tokenise, "lowercase": settings.lowercase}
-        return references, {"language": self._language(data.parts, settings), **options}
+        return references, {"language": self._language(data, settings), **options}
 
     def compare(
-        self, data: Data, ours: list[str], theirs: list[str], settings: Any
+        self, data: Corpus, ours: list[str], theirs: list[str], settings: Any
     ) -> list[Comparison]:
         """Compare two models by paired bootstrap resampling (Koehn 2004)."""
         references, options = self._references(data, settings)
@@ -276,12 +277,11 @@ class PairTask(Task[PairCodec, Generated]):
         return self.metric(settings).compare(ours, theirs, references, **options)
 
     def breakdown(
-        self, data: Data, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
+        self, data: Corpus, systems: Sequence[System], settings: Any, given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the BLEU of all models by the length of the source."""
         if self.metric(settings).main != "BLEU":
             return {}
-        corpus: Corpus = data.parts
         _, options = self._references(data, settings)
         # joined sentences are translated whole, unless the user says otherwise
         run = {"split": False, **self._run_keys(given)}
@@ -294,14 +294,14 @@ class PairTask(Task[PairCodec, Generated]):
             [system.name for system in systems],
             [system.predictions for system in systems],
             [write(system) for system in systems],
-            corpus.parts["test"],
+            data["test"],
             bleu_metric(**options),
             effective=bleu_metric(**options, effective=True),
             samples=settings.samples,
             borders=settings.lengths,
             joined=settings.joined,
             languages=(
-                settings.source or self.config.get("from") or corpus.source,
+                settings.source or self.config.get("from") or data.source,
                 options["language"],
             ),
         )
@@ -309,9 +309,9 @@ class PairTask(Task[PairCodec, Generated]):
             lengths.draw(settings.plot)
         return {"lengths": lengths}
 
-    def outputs(self, data: Data, predictions: list[str], settings: Any) -> list[dict[str, Any]]:
+    def outputs(self, data: Corpus, predictions: list[str], settings: Any) -> list[dict[str, Any]]:
         """Return the predictions beside their pairs."""
-        rows = zip(data.parts.parts["test"], predictions, strict=True)
+        rows = zip(data["test"], predictions, strict=True)
         return [{"source": p.source, "target": p.target, "prediction": o} for p, o in rows]
 
     def made_with(self, settings: Any) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import Maps
+from regard.data.pairs import Corpus
 from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data
 from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
 from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.seq2seq import Seq2Seq
@@ -140,7 +140,7 @@ class PrefixTranslate(Seq2Seq):
 
     @classmethod
     def make_model(
-        cls, data: Data, codec: PairCodec, settings: Any, origin: Origin | None
+        cls, data: Corpus, codec: PairCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Build the decoder, with room for source and target."""
         config: Any = replace(settings.model, vocab=codec.source.vocab)
@@ -149,9 +149,9 @@ class PrefixTranslate(Seq2Seq):
             config = replace(config, max_length=longest)
         return "gpt", cls.build("gpt", config, settings, origin)
 
-    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+    def finish(self, folder: Path, data: Corpus, settings: Any) -> None:
         """Write down which head aligns best on the validation part."""
-        self.save_alignment_head(folder, data.parts.parts["valid"])
+        self.save_alignment_head(folder, data["valid"])
 
     def maps(self, source: Sequence[int], target: Sequence[int]) -> tuple[Any, Tensor]:
         """Return the attention of every layer and head over one pair, exactly, and the logits."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.pairs import Pair
+from regard.data.pairs import Corpus, Pair
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.sentences import Sentence, SentenceDecoder
 from regard.decode.trace import untraced
@@ -23,7 +23,6 @@ from regard.models.folder import load_folder
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.question import Question, source_keys
 from regard.tasks.frame.recipe import save_generation
-from regard.tasks.frame.task import Data
 from regard.tasks.text.pair_settings import SCRIPTS, UNITS, PairLookSettings, PairRunSettings
 from regard.tasks.text.pairs import PairCodec, PairTask
 
@@ -68,13 +67,13 @@ class Seq2Seq(PairTask):
 
     # ---- Training
 
-    def decodes(self, data: Data, settings: Any) -> int:
+    def decodes(self, data: Corpus, settings: Any) -> int:
         """Return how many sentences a validation decodes."""
-        return min(settings.valid_sentences, len(data.parts.parts["valid"]))
+        return min(settings.valid_sentences, len(data["valid"]))
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: Corpus, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the loss on the validation part, and the scores of what is written greedily."""
-        pairs: list[Pair] = data.parts.parts["valid"]
+        pairs: list[Pair] = data["valid"]
         loss = self.valid_loss(pairs[: math.ceil(share * len(pairs))], settings)
         scores = {"loss": loss, "better": -loss}
         some = pairs[: math.ceil(share * self.decodes(data, settings))]

@@ -120,7 +120,7 @@ class Tag(Labeller[Tagged]):
 
     def batches(self, data: Any, settings: Any) -> TextBatches:
         """Return batches of windows of sentences, and the numbers of their tags."""
-        train, longest, device = data.parts["train"], settings.max_length, settings.device
+        train, longest, device = data["train"], settings.max_length, settings.device
         windows = self._windows([sentence.words for sentence in train], longest)
         numbers = {label: n for n, label in enumerate(self.labels)}
         targets = [
@@ -230,7 +230,7 @@ class Tag(Labeller[Tagged]):
         """Return the predicted tags of each sentence beside the right ones."""
         tags = iter(self.labels[i] for i in predictions.probs.argmax(1).tolist())
         rows = []
-        for words, right, _ in data.parts[settings.part]:
+        for words, right, _ in data[settings.part]:
             predicted = [next(tags) for _ in words]
             row = {"words": list(words), "tags": list(right), "prediction": predicted}
             text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))

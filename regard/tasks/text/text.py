@@ -13,7 +13,7 @@ from torch import nn
 
 from regard.attention.positions import has_table
 from regard.data.denoising import CORRUPTIONS, DenoisingBatches
-from regard.data.documents import load_texts
+from regard.data.documents import Texts, load_texts
 from regard.data.pairs import Corpus, PairReader
 from regard.data.table import Table
 from regard.data.tokenize import train_tokenizer
@@ -26,7 +26,7 @@ from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data, Learnt
+from regard.tasks.frame.task import Learnt
 from regard.tasks.text.pair_settings import (
     PairEvalSettings,
     PairLookSettings,
@@ -169,28 +169,26 @@ class TextToText(Seq2Seq):
         return settings
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Any:
         """Read pairs, or plain text for denoising."""
         if settings.objective in CORRUPTIONS:
             keys = ("valid", "test", "header")
             options = {key: getattr(settings, key) for key in keys}
-            texts = load_texts(settings.data, key=settings.columns, **options)
-            return Data(texts, texts.sha, texts.notes, texts.split)
-        corpus = with_prefixes(super().read(settings, origin).parts, settings.prefix)
-        return Data(corpus, corpus.sha, corpus.notes, corpus.split)
+            return load_texts(settings.data, key=settings.columns, **options)
+        return with_prefixes(super().read(settings, origin), settings.prefix)
 
     @classmethod
     def make_codec(
-        cls, data: Data, settings: Any, learnt: Learnt, origin: Origin | None
+        cls, data: Corpus | Texts, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> PairCodec:
         """Learn the tokenizers from pairs or from plain text."""
         about = {key: getattr(settings, key) for key in ("prefix", "metric", "objective")}
-        if isinstance(data.parts, Corpus):
+        if isinstance(data, Corpus):
             codec = super().make_codec(data, settings, learnt, origin)
-            return PairCodec(*codec.tokenizers, {**about, "to": data.parts.target})
+            return PairCodec(*codec.tokenizers, {**about, "to": data.target})
 
         def learn() -> tuple[Tokenizer, Tokenizer]:
-            lines = (line for text in data.parts.parts["train"] for line in text.splitlines())
+            lines = (line for text in data["train"] for line in text.splitlines())
             both = train_tokenizer(lines, kind=settings.tokenizer, vocab=settings.pieces)
             return both, both
 
@@ -199,7 +197,7 @@ class TextToText(Seq2Seq):
 
     @classmethod
     def make_model(
-        cls, data: Data, codec: PairCodec, settings: Any, origin: Origin | None
+        cls, data: Corpus | Texts, codec: PairCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Build the model, with rows for the sentinels of its objective."""
         config: Any = settings.model
@@ -226,12 +224,12 @@ class TextToText(Seq2Seq):
         name = cls.families()[0]
         return name, cls.build(name, config, settings, origin)
 
-    def batches(self, data: Data, settings: Any) -> Any:
+    def batches(self, data: Corpus | Texts, settings: Any) -> Any:
         """Return batches of pairs, or of corrupted texts."""
-        if isinstance(data.parts, Corpus):
+        if isinstance(data, Corpus):
             return super().batches(data, settings)
         self.denoising = DenoisingBatches(
-            data.parts,
+            data,
             self.codec.source,
             settings.objective,
             vocab=self.model.config.source_vocab,
@@ -244,13 +242,13 @@ class TextToText(Seq2Seq):
         )
         return self.denoising
 
-    def decodes(self, data: Data, settings: Any) -> int:
+    def decodes(self, data: Corpus | Texts, settings: Any) -> int:
         """Return how many texts a validation decodes: none in denoising."""
-        return super().decodes(data, settings) if isinstance(data.parts, Corpus) else 0
+        return super().decodes(data, settings) if isinstance(data, Corpus) else 0
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: Corpus | Texts, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the loss, and for pairs the scores of what is written greedily."""
-        if isinstance(data.parts, Corpus):
+        if isinstance(data, Corpus):
             return super().validate(data, settings, share)
         loss = self.mean_loss(self.denoising.valid())
         return {"loss": loss, "better": -loss}
@@ -264,7 +262,7 @@ class TextToText(Seq2Seq):
         scores = {score.name.lower().replace(" ", "_"): score.value for score in judged}
         return {**scores, "better": next(s.value for s in judged if s.name == metric.main)}
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: Corpus | Texts, settings: Any) -> str:
         """Return what it was trained on."""
         return f"text to text, learnt from {OBJECTIVES[settings.objective]}"
 

@@ -147,7 +147,7 @@ class TextClassifier(Labeller[Classified | Valued]):
         """Read the part that a model is judged on."""
         data = self.read_part(settings, known=not self.regression)
         if not self.regression and not self.multilabel:
-            check_single_labels(data.parts[settings.part])
+            check_single_labels(data[settings.part])
         return data
 
     def check_against(self, other: Task[Any, Any]) -> None:
@@ -160,13 +160,13 @@ class TextClassifier(Labeller[Classified | Valued]):
         """Return the scores of labels, or how well numbers go with those that are right."""
         if not self.regression:
             return super().score(data, predictions, settings)
-        targets = np.array([example.number for example in data.parts[settings.part]])
+        targets = np.array([example.number for example in data[settings.part]])
         return Judged(value_scores(predictions.probs[:, 0].astype(float), targets), len(targets))
 
     def outputs(self, data: Any, predictions: Predicted, settings: Any) -> list[dict[str, Any]]:
         """Return the prediction of each text beside its label."""
         rows = []
-        for example, probs in zip(data.parts[settings.part], predictions.probs, strict=True):
+        for example, probs in zip(data[settings.part], predictions.probs, strict=True):
             row: dict[str, Any] = {"text": example.text, "label": ",".join(example.labels)}
             if self.regression:
                 rows.append({**row, "prediction": float(probs[0])})

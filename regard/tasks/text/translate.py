@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.positions import has_table
+from regard.data.pairs import Corpus
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
 from regard.layers.recurrent.attention import ReinforceTape
 from regard.models import family
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data
 from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
 from regard.tasks.text.pairs import PairCodec
 from regard.tasks.text.seq2seq import Seq2Seq
@@ -79,7 +79,7 @@ class Translate(Seq2Seq):
 
     @classmethod
     def make_model(
-        cls, data: Data, codec: PairCodec, settings: Any, origin: Origin | None
+        cls, data: Corpus, codec: PairCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Build the model for these vocabularies, with room for texts longer than in training."""
         config: Any = settings.model
@@ -98,6 +98,6 @@ class Translate(Seq2Seq):
         """Return the summed loss of a batch, as the family learns."""
         return LOSSES.get(self.family, sequence_loss)(self.writer, batch, smoothing, r_drop)
 
-    def finish(self, folder: Path, data: Data, settings: Any) -> None:
+    def finish(self, folder: Path, data: Corpus, settings: Any) -> None:
         """Write down which head aligns best on the validation part."""
-        self.save_alignment_head(folder, data.parts.parts["valid"])
+        self.save_alignment_head(folder, data["valid"])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import augments
-from regard.data.images import ImageData, Images
+from regard.data.captions import CaptionData
+from regard.data.images import ImageData
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
@@ -18,7 +19,6 @@ from regard.metrics.captions import caption_scores
 from regard.models import family, preset, serving, task_changes
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
-from regard.tasks.frame.task import Data
 from regard.tasks.frame.tune import let_learn
 from regard.tasks.vision.caption_writer import CaptionWriter
 from regard.tasks.vision.captioning import (
@@ -35,8 +35,8 @@ from regard.tasks.vision.captioning import (
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
+    captioned,
     use_share,
-    with_captions,
     with_statistics,
 )
 
@@ -124,26 +124,25 @@ class WriteCaptions(CaptionWriter):
         return settings
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> CaptionData:
         """Read images and captions."""
         data: ImageData = cls.load_images(settings, origin, labelled=False)
         use_share(data, settings.share)
-        return with_captions(data, settings)
+        return captioned(data, settings)
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
+    def make_codec(cls, data: CaptionData, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
         """Take the format of the images, and learn the tokenizer of their captions."""
-        images, captions = data.parts
-        texts = [tidy(text, settings.lowercase) for some in captions["train"] for text in some]
+        texts = [tidy(text, settings.lowercase) for some in data.captions["train"] for text in some]
         tokenizer = learnt(
             lambda: train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces),
             init=origin is not None and origin.family == FAMILY,
         )
         more = {"lowercase": settings.lowercase}
-        return ImageCodec(with_statistics(images), tokenizer=tokenizer, more=more)
+        return ImageCodec(with_statistics(data), tokenizer=tokenizer, more=more)
 
     @classmethod
-    def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: CaptionData, codec: ImageCodec, settings: Any, origin: Any) -> Any:
         """Build the encoder and the decoder; what is in init keeps its weights."""
         whole = origin is not None and origin.family == FAMILY
         encoder, decoder = settings.model, settings.decoder
@@ -169,12 +168,12 @@ class WriteCaptions(CaptionWriter):
         let_learn(model, settings, NEW)
         return FAMILY, model
 
-    def batches(self, data: Data, settings: Any) -> CaptionBatches:
+    def batches(self, data: CaptionData, settings: Any) -> CaptionBatches:
         """Return batches of images with some captions each."""
-        images, captions = data.parts
+        captions = data.captions
         self.generation = {**self.generation, "max_length": settings.max_length}
         self.valid_rows = self.rows(captions["valid"], settings.max_length)
-        train, texts = images.parts["train"], captions["train"]
+        train, texts = data["train"], captions["train"]
         rows = self.rows(texts, settings.max_length)
         return CaptionBatches(train, texts, rows, settings, self.format, self.tokenizer)
 
@@ -193,14 +192,13 @@ class WriteCaptions(CaptionWriter):
         tape = self.model.attention_tape() if hard or penalty else None
         return caption_loss(self.model, batch, settings.label_smoothing, tape, penalty)
 
-    def decodes(self, data: Data, settings: Any) -> int:
+    def decodes(self, data: CaptionData, settings: Any) -> int:
         """Return how many images a validation captions."""
-        return min(settings.valid_images, len(data.parts[0].parts["valid"]))
+        return min(settings.valid_images, len(data["valid"]))
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: CaptionData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the loss a token, and BLEU-4 and CIDEr of greedy captions."""
-        images, captions = data.parts
-        valid: Images = images.parts["valid"]
+        captions, valid = data.captions["valid"], data["valid"]
         used = math.ceil(share * len(valid))
         some = valid if share == 1 else valid.pick(np.arange(used))
         losses, tokens = self._losses(some, self.valid_rows[:used])
@@ -211,18 +209,17 @@ class WriteCaptions(CaptionWriter):
             greedy = RunCaption(beam=1, max_length=settings.max_length)
             with self.using(greedy):
                 outputs = self.caption_part(valid.pick(np.arange(count)), greedy)
-            judged = {s.name: s.value for s in caption_scores(outputs, captions["valid"][:count])}
+            judged = {s.name: s.value for s in caption_scores(outputs, captions[:count])}
             scores |= {"bleu": judged["BLEU-4"], "cider": judged["CIDEr-D"]}
             scores["better"] = scores["bleu"]
         return scores
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: CaptionData, settings: Any) -> str:
         """Return what the model card says that the model is."""
         encoder = "blind" if settings.blind else settings.family
         return f"Captions of images ({encoder}, {settings.decoder.kind})"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: CaptionData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        images, captions = data.parts
-        count = sum(map(len, captions["train"]))
-        return {"images": len(images.parts["train"]), "captions": count}
+        count = sum(map(len, data.captions["train"]))
+        return {"images": len(data["train"]), "captions": count}

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.captions import all_captions_of
+from regard.data.captions import CaptionData, all_captions_of, with_captions
 from regard.data.images import Images
-from regard.data.labelled import hash_items
 from regard.data.tokenizer import words_of_pieces
 from regard.decode.constraints import Constraints, forbid
 from regard.decode.decoder import decode
@@ -24,7 +23,7 @@ from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Data, Judged
+from regard.tasks.frame.task import Judged
 from regard.tasks.vision.captioning import (
     Caption,
     RunCaption,
@@ -127,37 +126,36 @@ class CaptionWriter(ImageTask[Caption]):
 
     # Judging
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> CaptionData:
         """Read images as this model takes them, and their captions."""
         data = self.load_test(settings, labelled=False)
-        images: Images = data.parts[settings.part]
-        captions = all_captions_of(images, settings)
-        sha = hash_items(list(zip(images.hashes, captions, strict=True)))
-        return Data((images, captions), sha, data.notes)
+        return with_captions(data, {settings.part: all_captions_of(data[settings.part], settings)})
 
-    def predict_examples(self, data: Data, settings: Any) -> list[str]:
+    def predict_examples(self, data: CaptionData, settings: Any) -> list[str]:
         """Caption each image."""
-        return self.caption_part(data.parts[0], settings)
+        return self.caption_part(data[settings.part], settings)
 
-    def predictions_of(self, other: Any, data: Data, settings: Any) -> list[str]:
+    def predictions_of(self, other: Any, data: CaptionData, settings: Any) -> list[str]:
         """Return the captions of another model, which reads the images in its own format."""
         return super().predictions_of(other, other.read_test(settings), settings)
 
-    def judge(self, data: Data, predictions: list[str], settings: Any) -> Judged:
+    def judge(self, data: CaptionData, predictions: list[str], settings: Any) -> Judged:
         """Return BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
-        images, captions = data.parts
+        images, captions = data[settings.part], data.captions[settings.part]
         scores = caption_scores(predictions, captions, settings.tokenise, settings.lowercase)
         rows = self.rows(captions, self.model.config.max_length - 1)
         return Judged([*scores, *loss_scores(self._losses, images, rows, settings)], len(images))
 
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
+    def compare(self, data: CaptionData, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare captions by a paired bootstrap."""
-        return compare_captions(ours, theirs, data.parts[1], settings)
+        return compare_captions(ours, theirs, data.captions[settings.part], settings)
 
-    def outputs(self, data: Data, predictions: list[str], settings: Any) -> list[dict[str, Any]]:
+    def outputs(
+        self, data: CaptionData, predictions: list[str], settings: Any
+    ) -> list[dict[str, Any]]:
         """Return each image with its captions and what was written."""
-        rows = zip(range(len(predictions)), data.parts[1], predictions, strict=True)
-        where = data.parts[0].where
+        rows = zip(range(len(predictions)), data.captions[settings.part], predictions, strict=True)
+        where = data[settings.part].where
         return [{"image": where(i), "captions": c, "prediction": o} for i, c, o in rows]
 
     def made_with(self, settings: Any) -> dict[str, Any]:

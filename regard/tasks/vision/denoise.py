@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.image_format import SUFFIXES, ImageFormat
-from regard.data.photos import load_photos
+from regard.data.photos import Photo, Photos, load_photos
 from regard.errors import UsageError
 from regard.metrics.image import psnr
 from regard.metrics.results import key_of
@@ -22,7 +22,7 @@ from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
-from regard.tasks.frame.task import Data, Judged, NoCodec, Task
+from regard.tasks.frame.task import Judged, NoCodec, Task
 from regard.tasks.vision.noise import (
     FAMILY,
     LOSSES,
@@ -44,6 +44,11 @@ from regard.tasks.vision.noise import (
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 SIDE = 1024  # pixels to a side that are denoised at once
 NOISY = "the noisy images"
+
+
+def _noisy(photos: Sequence[Photo], level: float, seed: int) -> list[Tensor]:
+    """Return photos with Gaussian noise of a level, of 255."""
+    return [photo.clean() + level / 255 * photo.noise(seed) for photo in photos]
 
 
 def _psnr_by_level(
@@ -94,27 +99,26 @@ class Denoise(Task[NoCodec, Any]):
         return settings
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> Photos:
         """Read grey images to train and to validate on."""
         given = {"valid": settings.valid, "test": settings.test, "broken": settings.broken}
-        data = load_photos(settings.data, channels=1, **given)
-        return Data(data.parts, data.sha, data.notes, data.split)
+        return load_photos(settings.data, channels=1, **given)
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> NoCodec:
+    def make_codec(cls, data: Photos, settings: Any, learnt: Any, origin: Any) -> NoCodec:
         """Return nothing: images are read as they are."""
         return NoCodec()
 
     @classmethod
-    def make_model(cls, data: Data, codec: NoCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: Photos, codec: NoCodec, settings: Any, origin: Any) -> Any:
         """Build the denoiser."""
         return FAMILY, cls.build(FAMILY, settings.model, settings, origin)
 
-    def batches(self, data: Data, settings: Any) -> Crops:
+    def batches(self, data: Photos, settings: Any) -> Crops:
         """Return batches of crops with noise."""
         self.tokens = (settings.model.image // settings.model.patch) ** 2
         self.error = LOSSES[settings.loss]
-        return Crops(data.parts["train"], settings)
+        return Crops(data["train"], settings)
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the pixels, which the loss counts, and their tokens."""
@@ -124,23 +128,23 @@ class Denoise(Task[NoCodec, Any]):
         """Return the summed error of all pixels."""
         return self.error(self.model(batch.noisy, batch.sigma) - batch.clean).sum()
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: Photos, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the PSNR on the validation part at some levels of noise, and their mean."""
-        scores = _psnr_by_level(data.parts["valid"], self.clean)
+        scores = _psnr_by_level(data["valid"], self.clean)
         return {**scores, "better": scores["psnr"]}
 
-    def baselines(self, data: Data, settings: Any) -> dict[str, dict[str, float]]:
+    def baselines(self, data: Photos, settings: Any) -> dict[str, dict[str, float]]:
         """PSNR of the validation part with its noise."""
-        return {NOISY: _psnr_by_level(data.parts["valid"], lambda noisy, sigma: noisy)}
+        return {NOISY: _psnr_by_level(data["valid"], lambda noisy, sigma: noisy)}
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: Photos, settings: Any) -> str:
         """Return what the model card says that the model is."""
         low, high = settings.noise
         return f"Takes noise of {low:g} to {high:g} (standard deviation, of 255) out of images"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: Photos, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        return {"images": len(data.parts["train"])}
+        return {"images": len(data["train"])}
 
     # Using
 
@@ -220,48 +224,46 @@ class Denoise(Task[NoCodec, Any]):
 
     # Judging
 
-    def read_test(self, settings: Any) -> Data:
-        """Read clean images, and add the noise of each level."""
+    def read_test(self, settings: Any) -> Photos:
+        """Read clean images."""
         given = {"need": (settings.part,), "broken": settings.broken, "trained": self.trained}
-        data = load_photos(settings.data, **given)
-        photos = data.parts[settings.part]
-        noisy = {
-            level: [p.clean() + level / 255 * p.noise(settings.seed) for p in photos]
-            for level in settings.sigma
-        }
-        return Data((photos, noisy), "", data.notes)
+        return load_photos(settings.data, **given)
 
-    def data_hash(self, data: Data, settings: Any) -> Any:
+    def data_hash(self, data: Photos, settings: Any) -> Any:
         """Return the hashes of the images."""
-        return [photo.hash for photo in data.parts[0]]
+        return [photo.hash for photo in data[settings.part]]
 
-    def predict_examples(self, data: Data, settings: Any) -> dict[float, list[Tensor]]:
+    def predict_examples(self, data: Photos, settings: Any) -> dict[float, list[Tensor]]:
         """Denoise the images of each level."""
         return {
-            level: [self.clean(image, None if settings.blind else level / 255) for image in images]
-            for level, images in data.parts[1].items()
+            level: [
+                self.clean(image, None if settings.blind else level / 255)
+                for image in _noisy(data[settings.part], level, settings.seed)
+            ]
+            for level in settings.sigma
         }
 
-    def judge(self, data: Data, predictions: Any, settings: Any) -> Judged:
+    def judge(self, data: Photos, predictions: Any, settings: Any) -> Judged:
         """Return PSNR and SSIM at each level, beside those of the noisy images and of filters."""
-        photos, noisy = data.parts
+        photos = data[settings.part]
         clean, scores = [photo.clean() for photo in photos], []
         baseline: dict[str, float] = {}
         for level, images in predictions.items():
             made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
             scores += image_scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
-            scores += image_scores(f"at {level:g} of {NOISY}", noisy[level], clean, made)
+            noisy = _noisy(photos, level, settings.seed)
+            scores += image_scores(f"at {level:g} of {NOISY}", noisy, clean, made)
             ours, theirs = scores[-4:-2], scores[-2:]
             pairs = zip(ours, theirs, strict=True)
             baseline |= {key_of(model.name): noise.value for model, noise in pairs}
             if settings.filters:
-                scores += filter_scores(settings, level, noisy[level], clean, made)
+                scores += filter_scores(settings, level, noisy, clean, made)
         count = len(photos) * len(settings.sigma)
         return Judged(scores, count, {"baselines": {NOISY: baseline}})
 
-    def compare(self, data: Data, ours: Any, theirs: Any, settings: Any) -> Any:
+    def compare(self, data: Photos, ours: Any, theirs: Any, settings: Any) -> Any:
         """Compare the PSNR of each level by a paired bootstrap."""
-        clean, rows = [photo.clean() for photo in data.parts[0]], []
+        clean, rows = [photo.clean() for photo in data[settings.part]], []
         for level in ours:
             name = f"PSNR at {level:g}"
             mine, other = (
@@ -271,10 +273,11 @@ class Denoise(Task[NoCodec, Any]):
             rows += compare_means(mine, other, settings.samples, unit="images")
         return rows
 
-    def write_outputs(self, data: Data, predictions: Any, settings: Any) -> None:
+    def write_outputs(self, data: Photos, predictions: Any, settings: Any) -> None:
         """Write the denoised images into a folder."""
         for level, images in predictions.items():
-            for number, (photo, image) in enumerate(zip(data.parts[0], images, strict=True), 1):
+            photos = zip(data[settings.part], images, strict=True)
+            for number, (photo, image) in enumerate(photos, 1):
                 name = f"{number}-{Path(photo.where).stem}-{level:g}.png"
                 write_image(as_image(image), Path(settings.outputs) / name)
 

@@ -26,7 +26,6 @@ from regard.tasks.frame.one_label import (
     saved_labels_and_baselines,
 )
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.task import Data
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.labeller import ImageLabeller, RunImages, shrunk
 from regard.tasks.vision.photos import (
@@ -128,25 +127,24 @@ class ClassifyImages(ImageLabeller):
         return settings
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> ImageData:
         """Read the images to train and to validate on."""
         data: ImageData = cls.load_images(settings, origin)
-        train = data.parts["train"]
+        train = data["train"]
         label_list([(data.classes[i],) for i in train.labels.tolist()], settings.data)
         use_share(data, settings.share)
-        return Data(data, data.sha, data.notes, data.split)
+        return data
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
+    def make_codec(cls, data: ImageData, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
         """Take the labels and the format of the data."""
-        images: ImageData = data.parts
-        labels, train = images.classes, images.parts["train"]
+        labels, train = data.classes, data["train"]
         cls.note_imbalance(data, settings)
         baselines = learn_baselines("the nearest mean image", train, shrunk, len(labels))
-        return ImageCodec(with_statistics(images), labels, baselines)
+        return ImageCodec(with_statistics(data), labels, baselines)
 
     @classmethod
-    def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: ImageData, codec: ImageCodec, settings: Any, origin: Any) -> Any:
         """Build the model with a head; one that knew the same labels before keeps its head."""
         name, labels = settings.family, codec.labels
         config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
@@ -155,9 +153,9 @@ class ClassifyImages(ImageLabeller):
         fresh = "" if origin is not None and origin.was(cls.name, labels) else "head."
         return name, cls.build(name, config, settings, origin, fresh=fresh)
 
-    def batches(self, data: Data, settings: Any) -> ImageBatches:
+    def batches(self, data: ImageData, settings: Any) -> ImageBatches:
         """Return batches of augmented images."""
-        train: Images = data.parts.parts["train"]
+        train: Images = data["train"]
         often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
         self.weights = class_weights(settings.class_weights, often, len(train))
         self.distil = DISTILS[settings.distil]
@@ -184,21 +182,21 @@ class ClassifyImages(ImageLabeller):
         taught = self.distil(other, batch.theirs, settings.temperature)
         return (1 - share) * soft_loss(one, batch.targets, weights) + share * taught
 
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: ImageData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return loss, accuracy and macro F1 on the validation part."""
-        valid: Images = data.parts.parts["valid"]
+        valid: Images = data["valid"]
         probs = self.probabilities_of(valid, RunImages(batch=256))
         return self.valid_scores(valid, probs, by_f1=self.weights is not None)
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: ImageData, settings: Any) -> str:
         """Return what the model card says that the model is."""
         return f"One of {len(self.labels)} labels for an image"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: ImageData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
         facts: dict[str, Any] = {
             "labels": len(self.labels),
-            "images": len(data.parts.parts["train"]),
+            "images": len(data["train"]),
         }
         if settings.teacher:
             facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")

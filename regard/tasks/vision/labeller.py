@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.data.image_format import SUFFIXES
-from regard.data.images import Images
+from regard.data.images import ImageData, Images
 from regard.metrics.baselines import downsample
 from regard.settings import setting
 from regard.tasks.frame.answers import Classified
@@ -16,7 +16,6 @@ from regard.tasks.frame.media import first_files
 from regard.tasks.frame.one_label import STRANGERS, OneLabel, OneLabelRun
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import derived
-from regard.tasks.frame.task import Data
 from regard.tasks.vision.photos import (
     ImageEvalSettings,
     ImageRunSettings,
@@ -121,14 +120,13 @@ class ImageLabeller(OneLabel, ImageTask[Classified]):
         files = first_files(folder, SUFFIXES)
         return torch.from_numpy(np.stack([self.format.read(file) for file in files]))
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> ImageData:
         """Read the part that is judged."""
-        data = self.load_test(settings, classes=self.labels)
-        return Data(data, data.parts[settings.part].sha, data.notes)
+        return self.load_test(settings, classes=self.labels)
 
-    def predict_examples(self, data: Data, settings: Any) -> np.ndarray:
+    def predict_examples(self, data: ImageData, settings: Any) -> np.ndarray:
         """Return the probability of each label for each image."""
-        return self.probabilities_of(data.parts.parts[settings.part], settings)
+        return self.probabilities_of(data[settings.part], settings)
 
     def made_with(self, settings: Any) -> dict[str, Any]:
         """Return the size of images, and whether mirror images were used."""

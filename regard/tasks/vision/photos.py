@@ -11,7 +11,12 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.augment import AUGMENTS
-from regard.data.captions import captions_of, hashed_captions, read_captions
+from regard.data.captions import (
+    CaptionData,
+    captions_of,
+    read_captions,
+    with_captions,
+)
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import (
     FITS,
@@ -21,7 +26,6 @@ from regard.data.image_format import (
     upright,
 )
 from regard.data.images import ImageData, load_images
-from regard.data.labelled import hash_items
 from regard.data.media import BROKEN
 from regard.errors import UsageError, log
 from regard.files import cache_folder
@@ -35,7 +39,7 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer, Data
+from regard.tasks.frame.task import Answer
 from regard.viewer.settings import ImageLookSettings
 
 SHOWN = 512  # pixels of the longer side of a photo that is looked at
@@ -189,13 +193,11 @@ def use_share(data: ImageData, share: float) -> None:
         data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
 
 
-def with_captions(data: ImageData, settings: Any) -> Data:
+def captioned(data: ImageData, settings: Any) -> CaptionData:
     """Return the images of each part with the captions that lie beside them."""
     given = settings.valid, settings.columns, settings.header
     captions = read_captions(Path(str(settings.data)), *given)
-    rows = [pair for part in data.parts.values() for pair in hashed_captions(part, captions)]
-    mine = {name: captions_of(part, captions) for name, part in data.parts.items()}
-    return Data((data, mine), hash_items([(data.sha, ""), *rows]), data.notes, data.split)
+    return with_captions(data, {name: captions_of(data[name], captions) for name in data.parts})
 
 
 def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.augment import augments
-from regard.data.captions import captions_in, captions_of
-from regard.data.images import ImageData, Images
+from regard.data.captions import CaptionData, captions_in, captions_of, with_captions
+from regard.data.images import ImageData
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
@@ -26,14 +26,14 @@ from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
-from regard.tasks.frame.task import Data, Judged
+from regard.tasks.frame.task import Judged
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
     ImageTask,
+    captioned,
     format_of,
     use_share,
-    with_captions,
     with_statistics,
 )
 from regard.tasks.vision.pretraining import (
@@ -111,37 +111,34 @@ class Pretrain(ImageTask[Any]):
         return settings
 
     @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Data:
+    def read(cls, settings: Any, origin: Origin | None) -> CaptionData:
         """Read the images, with labels if they have some: by them neighbours are judged."""
-        captioned = settings.objective == "clip"
+        clip = settings.objective == "clip"
         try:
-            data: ImageData = cls.load_images(settings, origin, labelled=not captioned)
+            data: ImageData = cls.load_images(settings, origin, labelled=not clip)
         except UsageError:
-            if captioned:
+            if clip:
                 raise
             data = cls.load_images(settings, origin, labelled=False)
         if not 2 <= len(data.classes) <= len(data.parts["train"]) // 2:
             data.classes = []
         use_share(data, settings.share)
-        if not captioned:
-            return Data((data, {}), data.sha, data.notes, data.split)
-        return with_captions(data, settings)
+        return captioned(data, settings) if clip else with_captions(data, {})
 
     @classmethod
-    def make_codec(cls, data: Data, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
+    def make_codec(cls, data: CaptionData, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
         """Take the format of the images, and learn the tokenizer of their captions."""
-        images, captions = data.parts
         tokenizer = None
-        if captions:
-            texts = [text for some in captions["train"] for text in some]
+        if data.captions:
+            texts = [text for some in data.captions["train"] for text in some]
             tokenizer = learnt(lambda: train_tokenizer(texts, vocab=settings.pieces), init=False)
         around = around_config(settings, tokenizer)
         by = pretrainer_of(settings.objective, settings.family)
         pretraining = {"by": by, **asdict(around)}
-        return ImageCodec(with_statistics(images), tokenizer=tokenizer, pretraining=pretraining)
+        return ImageCodec(with_statistics(data), tokenizer=tokenizer, pretraining=pretraining)
 
     @classmethod
-    def make_model(cls, data: Data, codec: ImageCodec, settings: Any, origin: Any) -> Any:
+    def make_model(cls, data: CaptionData, codec: ImageCodec, settings: Any, origin: Any) -> Any:
         """Build an encoder and what trains it around it."""
         config, around = settings.model, around_config(settings, codec.tokenizer)
         if origin is None:
@@ -159,14 +156,13 @@ class Pretrain(ImageTask[Any]):
         """Write the encoder, and what it was trained with beside it."""
         save_parts(folder, weights)
 
-    def batches(self, data: Data, settings: Any) -> PretrainBatches:
+    def batches(self, data: CaptionData, settings: Any) -> PretrainBatches:
         """Return batches of what the objective asks."""
-        images, captions = data.parts
         height, width = self.model.encoder.grid((self.format.size, self.format.size))
         self.tokens = height * width
         by = self.codec.pretraining["by"]
         self.dynamic = by == "clip"
-        self.feed = BATCHES[by](images, settings, self.tokens, self.model, self.codec, captions)
+        self.feed = BATCHES[by](data, settings, self.tokens, self.model, self.codec)
         return self.feed
 
     def count(self, batch: Any) -> tuple[int, int]:
@@ -178,29 +174,28 @@ class Pretrain(ImageTask[Any]):
         return self.model.loss(*batch)
 
     @torch.inference_mode()
-    def validate(self, data: Data, settings: Any, share: float = 1.0) -> dict[str, float]:
+    def validate(self, data: CaptionData, settings: Any, share: float = 1.0) -> dict[str, float]:
         """Return the loss on the validation part, and what the vectors are worth."""
-        images, captions = data.parts
         scores = {"loss": self.feed.validation_loss(self.model)}
         scores["better"] = -scores["loss"]
-        if images.classes:
-            scores["neighbours"] = neighbour_accuracy(self.model.encoder, images, self.format)
+        if data.classes:
+            scores["neighbours"] = neighbour_accuracy(self.model.encoder, data, self.format)
         if isinstance(self.feed, CaptionBatches):
             texts = text_vectors(self.model, self.feed.rows["valid"], self.feed.pad)
-            near = image_vectors(self.model, images.parts["valid"], self.format) @ texts.mT
-            recalls = recall_at_k(near, [len(some) for some in captions["valid"]])
+            near = image_vectors(self.model, data["valid"], self.format) @ texts.mT
+            recalls = recall_at_k(near, [len(some) for some in data.captions["valid"]])
             scores["recall"] = scores["better"] = sum(recalls.values()) / len(recalls)
             scores |= recalls
         return scores
 
-    def title(self, data: Data, settings: Any) -> str:
+    def title(self, data: CaptionData, settings: Any) -> str:
         """Return what the model card says that the model is."""
         by = pretrainer_of(settings.objective, settings.family)
         return f"An encoder of images ({settings.family}), trained by {by} without labels"
 
-    def facts(self, data: Data, settings: Any) -> dict[str, Any]:
+    def facts(self, data: CaptionData, settings: Any) -> dict[str, Any]:
         """Return what recipe.json says beside the settings."""
-        return {"images": len(data.parts[0].parts["train"])}
+        return {"images": len(data["train"])}
 
     # Using: the model is the encoder alone
 
@@ -313,32 +308,34 @@ class Pretrain(ImageTask[Any]):
             return super().evaluate(settings, **{**rivals, "against": None})
         return evaluate_probe(self, settings, **rivals)
 
-    def read_test(self, settings: Any) -> Data:
+    def read_test(self, settings: Any) -> CaptionData:
         """Read images and their captions."""
         data = self.load_test(settings, trained=None, labelled=False)
-        images: Images = data.parts[settings.part]
         given = Path(str(settings.data)), settings.part, settings.columns, settings.header
-        return Data((images, captions_of(images, captions_in(*given))), images.sha, data.notes)
+        captions = captions_of(data[settings.part], captions_in(*given))
+        return with_captions(data, {settings.part: captions})
 
-    def predict_examples(self, data: Data, settings: Any) -> Tensor:
+    def predict_examples(self, data: CaptionData, settings: Any) -> Tensor:
         """Return the similarity of each image to each text."""
-        images, captions = data.parts
+        images, captions = data[settings.part], data.captions[settings.part]
         whole, tokenizer = self._with_texts()
         texts = [text for some in captions for text in some]
         rows = text_rows(texts, tokenizer, whole.config.text.max_length)
         theirs = text_vectors(whole, rows, tokenizer.pad)
         return image_vectors(whole, images, self.format) @ theirs.mT
 
-    def score(self, data: Data, predictions: Tensor, settings: Any) -> Judged:
+    def score(self, data: CaptionData, predictions: Tensor, settings: Any) -> Judged:
         """Return how often what belongs together is among the first found."""
-        images, captions = data.parts
+        images, captions = data[settings.part], data.captions[settings.part]
         signature = f"recall|images:{len(images)}|texts:{predictions.shape[1]}"
         recalls = recall_at_k(predictions, [len(some) for some in captions])
         return Judged([Score(k, v, signature) for k, v in recalls.items()], len(images))
 
-    def outputs(self, data: Data, predictions: Tensor, settings: Any) -> list[dict[str, Any]]:
+    def outputs(
+        self, data: CaptionData, predictions: Tensor, settings: Any
+    ) -> list[dict[str, Any]]:
         """Return each image with its captions and the text that was found."""
-        images, captions = data.parts
+        images, captions = data[settings.part], data.captions[settings.part]
         texts = [text for some in captions for text in some]
         return [
             {"image": images.where(n), "captions": captions[n], "prediction": texts[best]}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from regard.data.augment import AugmentOptions, augments, step_rng
 from regard.data.batches import Shuffled, pad
+from regard.data.captions import CaptionData
 from regard.data.image_format import ImageFormat
-from regard.data.images import ImageData, Images
+from regard.data.images import Images
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 from regard.models import info, pretrainer, serving
@@ -107,15 +108,14 @@ class PretrainBatches:
 
     def __init__(
         self,
-        images: ImageData,
+        images: CaptionData,
         settings: Any,
         tokens: int,
         model: Pretrainer,
         codec: ImageCodec,
-        captions: Mapping[str, list[list[str]]],
     ):
-        """Take the images, how many tokens one has, and the captions of each part."""
-        self.train, self.valid = images.parts["train"], images.parts["valid"]
+        """Take the images with their captions, and how many tokens an image has."""
+        self.train, self.valid = images["train"], images["valid"]
         self.settings, self.format, self.tokens = settings, codec.format, tokens
         self.batch = min(settings.batch, len(self.train))
         self.shuffled = Shuffled(len(self.train), self.batch, settings.seed)
@@ -123,7 +123,7 @@ class PretrainBatches:
         assert self.format.size is not None
         padding = self.format.size // 8 if settings.padding is None else settings.padding
         self.strengths = AugmentOptions(padding, settings.strength, settings.least)
-        self.take_captions(captions, model, codec)
+        self.take_captions(images.captions, model, codec)
 
     def take_captions(
         self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: ImageCodec
@@ -163,7 +163,7 @@ class MaskedBatches(PretrainBatches):
     """Masks are drawn anew for each image at each step (He et al. 2022, Xie et al. 2022)."""
 
     def __init__(
-        self, images: ImageData, settings: Any, tokens: int, model: MaskedPretrainer, *rest: Any
+        self, images: CaptionData, settings: Any, tokens: int, model: MaskedPretrainer, *rest: Any
     ):
         super().__init__(images, settings, tokens, model, *rest)
         if not model.masked_count(tokens):
