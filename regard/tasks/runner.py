@@ -308,7 +308,7 @@ class Runner(Generic[A]):
             made_with = {
                 "data": asked.data,
                 "part": asked.part,
-                "data_hash": data.sha,
+                "data_hash": data.part_sha(asked.part),
                 **({"tokenizers": hashes} if hashes else {}),
                 **judged.made_with,
                 **provenance(),
