@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.costs.report import Cost
-    from regard.examine.doctor import Examined
+    from regard.examine.doctor import Examined, ExaminedModel
     from regard.insight.dictionary import Dictionary
     from regard.insight.directions import Directions
     from regard.insight.heads import Heads
@@ -705,17 +705,21 @@ def directions(
     return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
-def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined":
+def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined | ExaminedModel":
     """Examine data before training: faults with their remedy, and what a size will cost.
 
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some
-    thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`.
+    thousand rows are looked at, unless full=True. Further keys: `regard doctor --help`. Of a model
+    (a starter or a run folder) it tells whether it is decoded natively, and if not, why.
     """
     from regard.data.in_memory import on_disk
-    from regard.examine.doctor import DoctorSettings, examine
+    from regard.examine.doctor import DoctorSettings, ExaminedModel, examine
     from regard.settings import fill
 
     own = fill(DoctorSettings, materialise_data(settings))
+    place = Path(data) if isinstance(data, str | Path) else None
+    if place and ((place / "config.json").is_file() or (not place.exists() and is_starter(data))):
+        return ExaminedModel.of(str(data), load(data))
     return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 

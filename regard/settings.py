@@ -214,7 +214,7 @@ def fill(
                 raise UsageError(f"{key} is given twice, also as {written[long]}; keep one")
             given[long], written[long] = value, key
     try:
-        return _fill(cls, given, base, "", [*short, *(row.key for row in describe(cls))])
+        return _fill(cls, given, base, "", lambda: [*short, *(row.key for row in describe(cls))])
     except UsageError as error:
         text = str(error)
         long = text.partition("=")[0]
@@ -245,7 +245,9 @@ def describe(cls: type, prefix: str = "", base: Any = None) -> Iterator[Setting]
             yield Setting(key, _type_name(row.hint), shown, *told)
 
 
-def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: list[str]) -> Any:
+def _fill(
+    cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: Callable[[], list[str]]
+) -> Any:
     rows = _keys(cls)
     # A Python caller cannot write the keyword `from`, so the field's own name is understood too.
     names = {row.key: row for row in rows} | {row.name: row for row in rows}
@@ -254,7 +256,7 @@ def _fill(cls: type, values: Mapping[str, Any], base: Any, prefix: str, known: l
         head, _, tail = str(key).partition(".")
         row = names.get(head)
         if row is None or (tail and not _nested(row.hint)):
-            raise _unknown(prefix + str(key), known)
+            raise _unknown(prefix + str(key), known())
         inner = given.setdefault(row.name, {})
         if tail in inner:
             raise UsageError(f"{prefix}{key} is given twice, also as {prefix}{row.key}; keep one")

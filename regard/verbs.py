@@ -204,6 +204,7 @@ TABLE = (
         (
             "regard doctor folder from=en to=de",
             "regard doctor reviews.csv task=classify columns=body,team",
+            "regard doctor en-zh",
         ),
         settings="regard.examine.doctor:DoctorSettings",
     ),

@@ -42,6 +42,23 @@ VARIANTS: dict[str, TransformerConfig] = {
     "no position, a bias of the head": replace(
         SMALL, position="none", head_bias=True, scale_embedding=False
     ),
+    "norms after": replace(SMALL, block=replace(BLOCK, order="post", feed_forward="swish")),
+    "BART": replace(
+        SMALL,
+        position="learned",
+        max_length=80,
+        embed_norm="layer",
+        head_bias=True,
+        block=replace(BLOCK, order="post", feed_forward="gelu"),
+    ),
+    "T5": replace(
+        SMALL,
+        position="t5",
+        scale_head=True,
+        scale_embedding=False,
+        block=replace(BLOCK, norm="rms", bias=False, score_scale=1.0),
+    ),
+    "alibi": replace(SMALL, position="alibi"),
     "a wide vocabulary": replace(SMALL, target_vocab=1201, tie="none", decoder_depth=1),
 }
 
@@ -74,7 +91,8 @@ def by_search(model: Transformer, texts: list[list[int]], limits: list[int], **o
 
 def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **options: Any):
     with native.fast(model, frozen=True):
-        engine = model.engine(NEVER, None, options.get("dtype", torch.float32))
+        before = options.get("before")
+        engine = model.engine(NEVER, before, options.get("dtype", torch.float32))
         assert engine is not None
         beam, n_best = options.get("beam", 5), options.get("n_best", 1)
         named = options.get("length_penalty", "average"), options.get("alpha")
@@ -204,9 +222,11 @@ def test_other_numbers_give_another_engine(how: str):
     with native.fast(model, frozen=True):
         first = model.engine(NEVER)
         assert model.engine(NEVER, first) is first
-        NUMBERS[how](model)
-        assert model.engine(NEVER, first) is not first
-    assert_alike(by_engine(model, texts, limits), by_search(model, texts, limits))
+    was = by_engine(model, texts, limits, before=first)
+    NUMBERS[how](model)
+    now = by_engine(model, texts, limits, before=first)
+    assert now != was
+    assert_alike(now, by_search(model, texts, limits))
 
 
 @pytest.mark.parametrize("how", OTHERS)
@@ -242,11 +262,9 @@ def test_a_replaced_function_and_a_subclass_have_no_engine(monkeypatch):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"position": "t5"},
         {"position": "rotary"},
-        {"embed_norm": "layer"},
-        {"scale_head": True},
-        {"block": replace(BLOCK, order="post")},
+        {"position": "kerple_log"},
+        {"block": replace(BLOCK, order="res_post")},
         {"block": replace(BLOCK, kv_heads=1)},
         {"block": replace(BLOCK, score="cosine")},
     ],
@@ -390,3 +408,52 @@ def test_a_text_past_the_learned_positions_is_refused_as_ever():
         engine = model.engine(())
         options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
         engine.translate([[4] * 90], [3], beam=5, n_best=1, divisor=float, **options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (lambda m: None, ""),
+        (lambda m: m.encoder[1].register_forward_hook(lambda *_: None), "encoder.1 is in training"),
+        (lambda m: m.double(), "a block has"),
+        (lambda m: setattr(m, "before_head", nn.ReLU()), "ReLU before its head"),
+        (lambda m: setattr(m.source, "position", Twice().eval()), "Twice positions"),
+    ],
+)
+def test_why_a_model_has_no_engine_is_told(changed, told: str):
+    model = build(SMALL)
+    changed(model)
+    with native.fast(model, frozen=True):
+        why = model.why_no_engine()
+        assert (model.engine(NEVER) is None) == bool(why)
+    assert told in why and bool(told) == bool(why)
+    assert model.why_no_engine(), "kernels are off"
+
+
+def test_the_doctor_tells_how_a_model_is_decoded(tmp_path):
+    assert "decoded natively" in str(regard.doctor("en-zh"))
+    found = regard.doctor("shakespeare")
+    assert "decoded by PyTorch and kernels: " in str(found)
+    assert found.to_dict()["search"] and found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("T5", lambda m: m.source.position.table.data.mul_(3.0)),
+        ("T5", lambda m: m.target.position.table.detach().numpy().__imul__(-2.0)),
+        ("BART", lambda m: m.target.position.table.weight.data.add_(0.7)),
+        ("BART", lambda m: m.source.norm.weight.data.mul_(torch.linspace(0, 2, 48))),
+        ("norms after", lambda m: m.decoder[1].around_cross.norm.bias.data.add_(torch.randn(48))),
+    ],
+)
+def test_tables_and_norms_that_changed_are_read_anew(name: str, change):
+    model, texts = build(VARIANTS[name]), sources(20)
+    limits = [9] * len(texts)
+    with native.fast(model, frozen=True):
+        first = model.engine(NEVER)
+    was = by_engine(model, texts, limits, before=first)
+    change(model)
+    now = by_engine(model, texts, limits, before=first)
+    assert now != was
+    assert_alike(now, by_search(model, texts, limits))

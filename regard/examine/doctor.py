@@ -19,7 +19,7 @@ from regard.examine.report import DataReport, ExamineOptions, Finding
 from regard.examine.rows import examine_rows, examine_texts
 from regard.examine.series import examine_series
 from regard.examine.sounds import examine_sounds
-from regard.native import Status, status
+from regard.native import Status, fast, status
 from regard.settings import setting
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
@@ -74,6 +74,36 @@ class Examined:
         forecast = asdict(self.forecast) if self.forecast else None
         more = {"forecast": forecast, "kernels": asdict(self.kernels)}
         return {"task": self.task, **self.report.to_dict(), **more}
+
+
+@dataclass(frozen=True)
+class ExaminedModel:
+    """How a model is run on this machine."""
+
+    name: str
+    task: str
+    parameters: int
+    search: str  # why it is decoded by the search in Python; "" if it is decoded natively
+    kernels: Status = field(default_factory=lambda: status())
+    exit_code = 0
+
+    @classmethod
+    def of(cls, name: str, loaded: Task[Any, Any]) -> "ExaminedModel":
+        """Examine a model that was loaded."""
+        model: Any = loaded.model
+        with fast(model, frozen=True):
+            told = getattr(model, "why_no_engine", None)
+            why = told() if told else f"the engine does not know {type(model).__name__}"
+        return cls(name, loaded.name, sum(p.numel() for p in model.parameters()), why)
+
+    def __str__(self) -> str:
+        decoded = f"by PyTorch and kernels: {self.search}" if self.search else "natively"
+        lines = [f"{self.name}: {self.task}, {self.parameters:,} parameters", f"decoded {decoded}"]
+        return "\n".join([*lines, str(self.kernels)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
 
 
 # Data by what a task reads (`input`) and what it learns of that (`target`)

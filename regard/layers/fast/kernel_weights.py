@@ -25,7 +25,7 @@ from regard.layers import residual
 from regard.layers.block import DecoderBlock, EncoderBlock
 from regard.layers.feedforward import FeedForward, GatedFeedForward, gelu_tanh
 from regard.layers.norm import GainNorm, LayerNorm, RMSNorm
-from regard.layers.residual import PreNorm
+from regard.layers.residual import PostNorm, PreNorm
 from regard.native.torch_private import (
     HOOKS,
     dtype,
@@ -71,6 +71,7 @@ _CLASSES = [
     DecoderBlock,
     MultiHead,
     PreNorm,
+    PostNorm,
     *FEED_FORWARDS,
     *NORMS,
     Dot,
@@ -119,9 +120,12 @@ class BlockWeights(NamedTuple):
     eps: float
     scale: float
     position: Rotary | None
+    order: type[nn.Module]
 
 
-def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
+def kernel_weights(
+    block: nn.Module, training: bool, order: type[nn.Module] = PreNorm
+) -> BlockWeights | None:
     """Return the weights of a block, if each part is known exactly and there is no dropout.
 
     One that decodes may have cross-attention; its weights come last.
@@ -138,7 +142,7 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
         type(attention) is not MultiHead
         or type(ffn) not in FEED_FORWARDS
         or not (cross is None or _reads_alike(cross, attention))
-        or any(type(one) is not PreNorm for one in around)
+        or any(type(one) is not order for one in around)
     ):
         return None
     ffn, norms = cast(Any, ffn), [one.norm for one in around]
@@ -195,6 +199,7 @@ def kernel_weights(block: nn.Module, training: bool) -> BlockWeights | None:
         norms[0].eps,
         d**-0.5 if score.scale is None else score.scale,
         cast(Rotary, position) if attention.uses_rotation else None,
+        order,
     )
 
 
