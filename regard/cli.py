@@ -78,11 +78,11 @@ def perform(verb: Verb, call: Call) -> int:
 
     A result may have an exit code of its own, as that of a training which was stopped.
     """
+    if call.settings and not verb.settings:
+        raise UsageError(f"unknown key '{min(call.settings)}'; there is nothing to set")
     if verb.terminal:
         return resolve(verb.function)(call) or 0
     words, settings = call.take(verb.words), call.settings
-    if settings and not verb.settings:
-        raise UsageError(f"unknown key '{min(settings)}'; there is nothing to set")
     function = resolve(verb.function)
     if "quiet" in signature(function).parameters:
         if "quiet" in settings:

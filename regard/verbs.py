@@ -68,8 +68,8 @@ class Verb:
 
     def known_names(self) -> Mapping[str, Any]:
         """What the first word may name."""
-        found = resolve(self.names)
-        return found() if callable(found) else found
+        found: Any = resolve(self.names)
+        return found if isinstance(found, Mapping) else found()
 
     def rows(self, word: str | None = None, *, values: Mapping[str, Any]) -> list[Setting]:
         """Settings, as the first word and the values that are given ask for them."""
