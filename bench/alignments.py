@@ -122,9 +122,9 @@ def main() -> None:
 
     print(f"{'second half of ' + str(len(gold)) + ' pairs':<44} AER    linked precision recall")
     keys, single = list(found[0]), [key for key in found[0] if key[1] != MEAN]
-    assert model.aligner.head is not None  # the starter names it
-    tell("chosen without links", [(*model.aligner.head, 0)])
-    tell("chosen without links", [(*model.aligner.head, 1)])
+    assert model.predictor.aligner.head is not None  # the starter names it
+    tell("chosen without links", [(*model.predictor.aligner.head, 0)])
+    tell("chosen without links", [(*model.predictor.aligner.head, 1)])
     tell("best head", [key for key in single if not key[2]])
     tell("best head", [key for key in single if key[2]])
     tell("best mean of a layer", [key for key in keys if key[1] == MEAN and key[0] != ALL])

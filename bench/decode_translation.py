@@ -171,7 +171,7 @@ def by_ctranslate2(name: str, folder: str) -> Act:
     import ctranslate2
 
     loaded: Any = regard.load(name)
-    source, target = loaded.source_tokenizer, loaded.target_tokenizer
+    source, target = loaded.codec.source, loaded.codec.target
     pieces = [source.library.id_to_token(i) for i in range(source.library.get_vocab_size())]
     ids = target.library.get_vocab()
     made: dict[Any, Any] = {}
@@ -304,7 +304,7 @@ def by_transformers(name: str) -> Act:
     """Return what translates lines by transformers' generate, sorted by length, in batches."""
     loaded: Any = regard.load(name)
     model = as_transformers(loaded.model)
-    source, target = loaded.source_tokenizer, loaded.target_tokenizer
+    source, target = loaded.codec.source, loaded.codec.target
 
     @torch.inference_mode()
     def translate(lines: list[str], beam: int, apart: bool, rows: int) -> list[str]:
@@ -412,7 +412,7 @@ def compare(name: str, options: argparse.Namespace, peak: dict[str, float]) -> N
     size = sum(p.numel() for p in loaded.model.parameters())
     print(f"{name}: {size:,} parameters; {len(lines)} lines, {options.threads} threads", flush=True)
     label, few = Path(name).name.replace("-", "_"), lines[: options.trial]
-    sides = loaded.source_tokenizer, loaded.target_tokenizer
+    sides = loaded.codec.source, loaded.codec.target
     with tempfile.TemporaryDirectory() as folder:
         exported = export_ctranslate2(loaded.model, *sides, Path(folder) / "ct2")
         theirs = Theirs(name, str(exported), options.threads)

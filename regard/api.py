@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
-    from regard.tasks.frame.answers import Classified
+    from regard.tasks.frame.answers import Classified, Generated
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
     from regard.tasks.sound.sounds import ClassifySounds
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from regard.tasks.text.embed import Embed
     from regard.tasks.text.fill import Fill
     from regard.tasks.text.language import LanguageModel
-    from regard.tasks.text.prefix import PrefixTranslate
     from regard.tasks.text.tag import Tag
-    from regard.tasks.text.text import TextToText
-    from regard.tasks.text.translate import Translate
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.images import ClassifyImages
@@ -128,11 +125,11 @@ def check_finished(folder: Path) -> None:
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
-) -> "Translate": ...
+) -> "Runner[Generated]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
-) -> "PrefixTranslate": ...
+) -> "Runner[Generated]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
@@ -140,7 +137,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["text"]
-) -> "TextToText": ...
+) -> "Runner[Generated]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
@@ -180,7 +177,7 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
 ) -> "Denoise": ...
 @overload
-def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Translate": ...
+def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload

@@ -39,11 +39,11 @@ def model():
 def decode(model, text: str, **settings):
     """Decode a text by the common decoder, with a trace and without."""
     asked = model.check(settings)
-    source = model.framed(model.encode_source(text, asked))
+    source = model.codec.source.frame(model.predictor.encode(text, asked), "source")
     sentence = Sentence(0, source, [], "")
-    (plain,) = model.decoder.batch([sentence], asked, 0)
+    (plain,) = model.predictor.decoder.batch([sentence], asked, 0)
     with tracing() as trace:
-        (traced,) = model.decoder.batch([sentence], asked, 0)
+        (traced,) = model.predictor.decoder.batch([sentence], asked, 0)
     return plain, traced, trace
 
 
@@ -60,7 +60,7 @@ def decode(model, text: str, **settings):
 def test_a_trace_changes_nothing_and_tells_everything(model, text: str, settings):
     plain, traced, trace = decode(model, text, **settings)
     assert plain == traced
-    branches, beam, eos = trace.branches, settings["beam"], model.target_tokenizer.eos
+    branches, beam, eos = trace.branches, settings["beam"], model.codec.target.eos
     # what was written is in the tree, with its score
     ends = {}
     for number in trace.finished():
@@ -89,10 +89,10 @@ def test_a_trace_changes_nothing_and_tells_everything(model, text: str, settings
 
 def test_a_trace_is_of_one_sentence_and_of_a_beam(model):
     asked = model.check({"beam": 3})
-    source = model.framed(model.encode_source(TEXTS[0], asked))
+    source = model.codec.source.frame(model.predictor.encode(TEXTS[0], asked), "source")
     sentences = [Sentence(n, source, [], "") for n in range(2)]
     with pytest.raises(UsageError, match="of one sentence"), tracing():
-        model.decoder.batch(sentences, asked, 0)
+        model.predictor.decoder.batch(sentences, asked, 0)
     for settings in ({"beam": 1}, {"temperature": 1.0}):
         with pytest.raises(UsageError, match="only a beam search"):
             model.picture(TEXTS[0], beams=True, **settings)

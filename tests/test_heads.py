@@ -36,8 +36,8 @@ from regard.insight.heads import (
 from regard.layers.block import BlockConfig
 from regard.metrics.alignment import score_links
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.text.pairs import PairCodec
-from regard.tasks.text.translate import Translate
+from regard.tasks.text.translate import TRANSLATE
+from regard.tasks.text.writer import PairCodec
 from regard.training.loss import sequence_loss
 from regard.viewer.panels import Sheet
 from regard.viewer.picture import View
@@ -335,15 +335,15 @@ def test_the_error_rate_is_that_of_och_and_ney():
 def test_pieces_are_laid_over_given_words_letter_by_letter():
     model = regard.load("en-zh")
     words = ["Frankfurters", "cost", "$", "5,000", "."]
-    ids = model.source_tokenizer.encode(join_words(words, "en"))
-    shares = word_shares(ids, model.source_tokenizer, words)
+    ids = model.codec.source.encode(join_words(words, "en"))
+    shares = word_shares(ids, model.codec.source, words)
     pieces = ["" for _ in words]
-    for piece, word in zip(model.source_tokenizer.pieces(ids), shares.argmax(1), strict=True):
+    for piece, word in zip(model.codec.source.pieces(ids), shares.argmax(1), strict=True):
         pieces[word] += piece.replace("▁", "")
     assert pieces == words and np.all(shares.max(1) == 1)
     rare = ["龘", "龘", "·", "猫"]  # in bytes
-    ids = model.target_tokenizer.encode(join_words(rare, "zh"))
-    shares = word_shares(ids, model.target_tokenizer, rare)
+    ids = model.codec.target.encode(join_words(rare, "zh"))
+    shares = word_shares(ids, model.codec.target, rare)
     of = shares.argmax(1).tolist()
     assert of == sorted(of) and {*of} == {0, 1, 2, 3} and len(ids) > 4
     assert np.all(shares.sum(1) == 1)
@@ -351,22 +351,22 @@ def test_pieces_are_laid_over_given_words_letter_by_letter():
 
 def test_a_piece_of_several_words_is_of_all_of_them():
     model = regard.load("en-zh")
-    ids = model.target_tokenizer.encode("我们必须走了。")
-    assert model.target_tokenizer.pieces(ids) == ["我们必须", "走了", "。"]
-    shares = word_shares(ids, model.target_tokenizer, ["我们", "必须", "走", "了", "。"])
+    ids = model.codec.target.encode("我们必须走了。")
+    assert model.codec.target.pieces(ids) == ["我们必须", "走了", "。"]
+    shares = word_shares(ids, model.codec.target, ["我们", "必须", "走", "了", "。"])
     halves = [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1]]
     assert np.array_equal(shares, halves)
-    uneven = word_shares(ids[1:], model.target_tokenizer, ["走了。"])
+    uneven = word_shares(ids[1:], model.codec.target, ["走了。"])
     assert np.array_equal(uneven, [[1], [1]])
 
 
 def test_links_planted_in_a_head_are_read_off_it_at_once_or_one_step_later():
     model = regard.load("en-zh")
     pair = Aligned(["I", "like", "cats", "."], ["我喜欢", "猫", "。"], set())
-    source = model.source_tokenizer.encode("I like cats .")
-    target = model.target_tokenizer.encode("我喜欢猫。")
-    of_source = word_shares(source, model.source_tokenizer, pair.source).argmax(1).tolist()
-    of_target = word_shares(target, model.target_tokenizer, pair.target).argmax(1).tolist()
+    source = model.codec.source.encode("I like cats .")
+    target = model.codec.target.encode("我喜欢猫。")
+    of_source = word_shares(source, model.codec.source, pair.source).argmax(1).tolist()
+    of_target = word_shares(target, model.codec.target, pair.target).argmax(1).tolist()
     weights = torch.zeros(len(target) + 1, len(source) + 1)
     wanted = [3, 0, 2]  # the source word of each target word
     for row, word in enumerate(of_target):
@@ -410,7 +410,7 @@ def test_a_translator_that_swaps_words_has_the_head_that_links_them():
         (sequence_loss(model, batch, 0.0, 0.0) / batch.tokens).backward()
         optimiser.step()
         rate.step()
-    task = Translate(model.eval(), PairCodec(tokenizer, tokenizer))
+    task = TRANSLATE.bind(model.eval(), PairCodec(tokenizer, tokenizer), {})
     judged = judge_heads(task, [pair() for _ in range(50)])
     rates = {one.shift: one.error_rate for one in judged.heads if one.head == 0}
     assert rates[0] < 0.1 and rates[1] > 0.5

@@ -28,8 +28,9 @@ from regard.decode.generate import Continuation
 from regard.errors import UsageError
 from regard.tasks import task
 from regard.tasks.prepare import PreparedRun, prepare
+from regard.tasks.runner import Runner
 from regard.tasks.text.language import LanguageModel
-from regard.tasks.text.prefix import PrefixLM, PrefixTranslate
+from regard.tasks.text.prefix import PrefixLM
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (
@@ -777,7 +778,7 @@ PAIRS = [
 
 
 @pytest.fixture(scope="session")
-def prefixed(home) -> PrefixTranslate:
+def prefixed(home) -> Runner:
     """A decoder that was taught to translate."""
     rows = "".join(f"{source}\t{target}\n" for source, target in PAIRS)
     for name in ("train", "valid"):
@@ -792,7 +793,7 @@ def prefixed(home) -> PrefixTranslate:
 
 
 def test_a_decoder_alone_learns_to_translate(prefixed):
-    assert isinstance(prefixed, PrefixTranslate)
+    assert prefixed.name == "prefix"
     answers = [str(answer) for answer in prefixed.run([a for a, _ in PAIRS], beam=2)]
     right = sum(a == b for a, (_, b) in zip(answers, PAIRS, strict=True))
     assert right > len(PAIRS) // 2
@@ -816,9 +817,9 @@ def test_ragged_pairs_are_read_as_each_would_be_alone(prefixed):
 
 
 def test_the_source_is_read_both_ways_and_the_target_one_way(prefixed):
-    source = prefixed.framed(prefixed.source_tokenizer.encode("dog eats ham"))
-    target = prefixed.target_tokenizer.encode("HAM EATS")
-    maps, logits = prefixed.maps(source, target)
+    source = prefixed.codec.source.frame(prefixed.codec.source.encode("dog eats ham"), "source")
+    target = prefixed.codec.target.encode("HAM EATS")
+    maps, logits = prefixed.predictor.maps(source, target)
     assert len(logits) == len(target) + 1
     for number in range(2):
         inner = maps[f"encoder.{number}.self"].weights()[0]

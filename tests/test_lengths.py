@@ -35,13 +35,14 @@ from regard.metrics.lengths import (
     join_pairs,
     short_names,
 )
-from regard.models import preset_names
+from regard.models import preset_names, serving
 from regard.models.folder import save_config, save_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pretrained.tokenizer_folder import save_tokenizers
 from regard.tasks import task
 from regard.tasks.frame.answers import Generated
-from regard.tasks.text.translate import Translate
+from regard.tasks.text.translate import TRANSLATE
+from regard.tasks.text.writer import TextWriter
 
 WORDS = ["a", "man", "in", "red", "sits", "on", "the", "wet", "grass", "and", "two", "old", "books"]
 
@@ -144,13 +145,13 @@ def made(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "test.tsv").write_text(lines)
     asked = []
 
-    def predict(self: Translate, sources: list[str], settings, *, first=0) -> list[Generated]:
+    def predict(self: TextWriter, sources: list[str], settings, *, first=0) -> list[Generated]:
         asked.append((sources, settings))
         patience = 12 if self.model.source.tokens.weight[9, 0].item() > 0 else 7
         return [Generated(" ".join(source.upper().split()[:patience])) for source in sources]
 
-    monkeypatch.setattr(Translate, "predict", predict)
-    monkeypatch.setattr(Translate, "asked", asked, raising=False)
+    monkeypatch.setattr(TextWriter, "predict", predict)
+    monkeypatch.setattr(TextWriter, "asked", asked, raising=False)
     return tmp_path
 
 
@@ -207,14 +208,14 @@ def test_joined_sentences_are_translated_whole(made: Path):
     told = regard.evaluate(made / "one", joined="40,20", **values).lengths
     assert [row.name for row in told.rows[-2:]] == ["joined 20+", "joined 40+"]
     longer = join_pairs(PAIRS, repeat(40), "en", "de")
-    read, settings = Translate.asked[-1]  # type: ignore[attr-defined]
+    read, settings = TextWriter.asked[-1]  # type: ignore[attr-defined]
     assert read == sources(longer) and (settings.split, settings.beam) == (False, 1)
     assert told.rows[-1].sentences == len(longer) and told.rows[-1].words >= 40
     assert told.rows[-1].scores[0].bleu < told.rows[-2].scores[0].bleu
     again = regard.evaluate(made / "one", joined="20,40", **values).lengths
     assert again == told
     regard.evaluate(made / "one", joined=20, split=True, **values)
-    assert Translate.asked[-1][1].split is True  # type: ignore[attr-defined]
+    assert TextWriter.asked[-1][1].split is True  # type: ignore[attr-defined]
 
 
 def test_several_models_stand_side_by_side(made: Path):
@@ -285,9 +286,9 @@ def test_the_three_of_the_recipe_have_about_as_many_parameters():
     counts = {}
     for like in ladder.VARIANTS:
         _, values, _ = plan("ladder_multi30k", {"like": like, "data": "x"})
-        settings = Translate.resolve(values)
+        settings = TRANSLATE.resolve(values)
         assert settings.joined == 80 and settings.minutes == 45
-        kind = next(name for name in Translate.families() if like in preset_names(name))
+        kind = next(name for name in serving("translate") if like in preset_names(name))
         sizes = {"source_vocab": 5000, "target_vocab": 5000}
         model = build(kind, type(settings.model)(**{**vars(settings.model), **sizes}))
         counts[like] = sum(p.numel() for p in model.parameters())

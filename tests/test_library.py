@@ -17,10 +17,11 @@ from regard.attention.watch import watch
 from regard.decode.batching import in_batches
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.score import Score
-from regard.tasks import TASKS, train_keys
+from regard.tasks import TASKS, parts, train_keys
 from regard.tasks import task as task_class
 from regard.tasks.frame.task import Task
 from regard.tasks.prepare import Report
+from regard.tasks.runner import Runner
 
 DOORS = ("train", "evaluate", "look", "compare", "cost", "filter", "doctor", "load", "export")
 
@@ -65,9 +66,11 @@ def test_what_is_not_said_is_no_setting(monkeypatch):
 
 
 def test_all_that_load_returns_is_of_one_kind_and_says_what_it_is(translator):
-    assert all(issubclass(task_class(task), Task) for task in TASKS)
+    for kind in map(task_class, TASKS):
+        assert isinstance(kind, parts.Task) or issubclass(kind, Task)
+    assert type(translator) is Runner
     told = repr(translator)
-    for word in ("Translate(", "en-zh", "translate", "transformer", "en to zh", "5,925,504"):
+    for word in ("Runner(", "en-zh", "translate", "transformer", "en to zh", "5,925,504"):
         assert word in told
     assert "labels=10" in repr(regard.load("fashion"))
 
@@ -135,9 +138,9 @@ def test_watching_what_load_returned_sees_all_layers(translator):
 
 
 def test_watching_around_what_watches_itself_sees_the_same(translator):
-    ids = translator.source_tokenizer.encode("How are you?")
+    ids = translator.codec.source.encode("How are you?")
     with regard.watch(translator) as outer:
-        inner, _ = translator.maps(ids, [5, 6])
+        inner, _ = translator.predictor.maps(ids, [5, 6])
     assert outer.names() == inner.names() and len(outer) > 0
     for name in inner:
         assert torch.equal(outer[name].weights(), inner[name].weights())

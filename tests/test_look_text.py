@@ -56,16 +56,16 @@ def test_views_of_a_loaded_model_are_those_of_its_picture():
     picture = model.picture("How are you?", units="pieces")
     rows, columns = picture.views[-1].row_tokens, picture.views[-1].column_tokens
     writes = picture.views[-1].writes
-    source = model.framed(model.source_tokenizer.encode("How are you?"))
-    target = model.target_tokenizer.encode(picture.output)
-    maps, logits = model.maps(source, target)
+    source = model.codec.source.frame(model.codec.source.encode("How are you?"), "source")
+    target = model.codec.target.encode(picture.output)
+    maps, logits = model.predictor.maps(source, target)
     views = text_views(maps, rows, source=columns, writes=writes)
     for one, other in zip(views, picture.views, strict=True):
         assert (one.name, one.kind, one.writes) == (other.name, other.kind, other.writes)
         assert (one.row_tokens, one.column_tokens) == (other.row_tokens, other.column_tokens)
         np.testing.assert_array_equal(one.weights, other.weights)
-    ids = [*target, model.target_tokenizer.eos]
-    pieces = model.target_tokenizer.pieces
+    ids = [*target, model.codec.target.eos]
+    pieces = model.codec.target.pieces
     steps = candidate_steps(logits.softmax(-1), pieces, chosen=ids, tokens=writes)
     assert steps == [replace(step, note="") for step in picture.steps]
 
@@ -78,7 +78,7 @@ def test_a_translation_is_shown_in_words_whose_pieces_are_averaged_and_summed():
     pieces, words = (
         model.picture(TEXT, units=given, max_length=12) for given in ("pieces", "words")
     )
-    end = model.source_tokenizer.pieces([model.source_tokenizer.eos])[0]
+    end = model.codec.source.pieces([model.codec.source.eos])[0]
     assert [*words.views[0].column_tokens] == [*TEXT.split(), end]
     assert len(pieces.views[0].column_tokens) > len(words.views[0].column_tokens)
     for fine, coarse in zip(pieces.views, words.views, strict=True):
@@ -126,8 +126,8 @@ def test_alignments_are_of_words_or_of_pieces():
     (words,) = model.run([TEXT], alignments="json", max_length=12)
     (pieces,) = model.run([TEXT], alignments="json", units="pieces", max_length=12)
     assert words.alignment.source == TEXT.split()
-    ids = model.source_tokenizer.encode(TEXT)
-    assert pieces.alignment.source == model.source_tokenizer.pieces(ids)
+    ids = model.codec.source.encode(TEXT)
+    assert pieces.alignment.source == model.codec.source.pieces(ids)
     with pytest.raises(UsageError, match="unknown units 'letters'"):
         model.picture(TEXT, units="letters")
     assert {t for _, t in pieces.alignment.links} == {*range(len(pieces.alignment.target))}
@@ -140,13 +140,13 @@ def test_a_step_that_took_the_less_likely_token_says_why():
             assert bool(step.note) == (step.candidates[0][1] > step.probability + 1e-6)
     # a text that no search would have chosen, so that every reason can be held against scores
     settings = model.look_settings({})
-    source = model.framed(model.source_tokenizer.encode("How are you?"))
-    ids = model.target_tokenizer.encode("我不喜欢绿茶。")
-    (poor,) = model.decoder.score([(source, ids)], settings, tokens=10**6, rows=1)
-    _, logits = model.maps(source, ids)
+    source = model.codec.source.frame(model.codec.source.encode("How are you?"), "source")
+    ids = model.codec.target.encode("我不喜欢绿茶。")
+    (poor,) = model.predictor.decoder.score([(source, ids)], settings, tokens=10**6, rows=1)
+    _, logits = model.predictor.maps(source, ids)
     probabilities = logits.softmax(-1)
-    reasons = model._reasons(source, poor, probabilities, settings)
-    chosen = [*ids, model.target_tokenizer.eos]
+    reasons = model.predictor._reasons(source, poor, probabilities, settings)
+    chosen = [*ids, model.codec.target.eos]
     assert [*reasons] == [n for n, i in enumerate(chosen) if probabilities[n].argmax() != i]
     for reason in reasons.values():
         numbers = r"log p (\S+) in all \(score (\S+)\), against (\S+) \(score (\S+)\)"

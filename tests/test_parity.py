@@ -311,7 +311,7 @@ def test_a_default_translator_is_the_same_after_export(tmp_path: Path):
     ours, again = exported("translate", tmp_path, "\n".join("\t".join(p) for p in PAIRS))
     texts = ["the dog 3 ran home", "home the dog", "ran 77"]
     right = [str(answer) for answer in ours.run(texts, max_length=12)]
-    assert again.task == "translate"
+    assert again.name == "translate"
     assert [str(answer) for answer in again.run(texts, max_length=12)] == right
     with parity.quiet_transformers():
         theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()

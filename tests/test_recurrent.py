@@ -29,7 +29,7 @@ from regard.layers.recurrent.decoder import CellConfig, RecurrentDecoder, build_
 from regard.models import preset
 from regard.models.convolutional import EncoderLayer, GatedConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
-from regard.tasks.text.translate import Translate, hard_attention_loss
+from regard.tasks.text.translate import TRANSLATE, hard_attention_loss
 from regard.training.loss import sequence_loss
 from tests import searching
 
@@ -504,4 +504,4 @@ def test_a_trained_translator_is_trained_on_by_its_own_family(trained: Path, hom
 )
 def test_wrong_settings_are_refused(values: dict, message: str):
     with pytest.raises(UsageError, match=message):
-        Translate.resolve({"data": "x", **values})
+        TRANSLATE.resolve({"data": "x", **values})

@@ -443,7 +443,7 @@ def test_a_folder_writes_the_same_text_here_and_there(kind: str, make: Any, tmp_
     )
     expected = words.batch_decode(right, skip_special_tokens=True)
     model = regard.load(tmp_path / "there")
-    assert model.task == "text"
+    assert model.name == "text"
     assert [str(a) for a in model.run(texts, beam=3, max_length=9)] == expected
     assert len(set(expected)) > 1 and all(expected)
     # and after it was imported, and exported again

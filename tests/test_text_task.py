@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import regard
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.denoising import sentinels_of
-from regard.data.documents import load_texts
 from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
@@ -21,8 +20,10 @@ from regard.layers.block import BlockConfig
 from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
-from regard.tasks.text.pairs import PairCodec
-from regard.tasks.text.text import TextToText, lead, with_prefixes
+from regard.tasks.prepare import prepare
+from regard.tasks.runner import Runner
+from regard.tasks.text.text import TEXT_TO_TEXT, lead, with_prefixes
+from regard.tasks.text.writer import PairCodec
 
 SENTINELS = list(range(1000, 1100))
 
@@ -324,7 +325,7 @@ def trained(folder: Path, tmp_path_factory) -> Path:
 
 def test_the_prefix_says_what_to_do(trained: Path):
     model = regard.load(trained)
-    assert isinstance(model, TextToText)
+    assert model.task is TEXT_TO_TEXT
     for word in WORDS:
         copied, denied, spelt = (
             str(model.run(text, prefix=prefix))
@@ -358,12 +359,10 @@ def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: 
 def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like: str):
     values = {**SMALL, "data": str(folder / "plain.txt"), "objective": objective, "like": like}
     values |= {"max_length": 40}
-    settings = TextToText.resolve({**values, "steps": 1})
-    data = load_texts(folder / "plain.txt")
-    codec = TextToText.make_codec(data, settings, lambda learn, **rest: learn(), None)
-    _, model = TextToText.make_model(data, codec, settings, None)
-    batches = TextToText(model, codec).batches(data, settings)
-    tokenizer, marks = codec.source, batches.sentinels
+    (tmp_path / "prepared").mkdir()
+    run = prepare(TEXT_TO_TEXT, {**values, "steps": 1, "out": str(tmp_path / "prepared")})
+    texts, batches, model = run.data, run.lesson.batches, run.runner.model
+    tokenizer, marks = run.runner.codec.source, batches.sentinels
     assert min(marks.spans) == tokenizer.vocab
     assert max(marks.spans) < model.config.source_vocab
     seen = 0
@@ -379,7 +378,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
             else:
                 whole = goal
                 assert marks.mask in left and set(left) <= {*goal, marks.mask}
-            assert tokenizer.decode(whole) in data["train"][0]
+            assert tokenizer.decode(whole) in texts.parts["train"][0]
             seen += 1
     assert seen > 20
     report = regard.train("text", quiet=True, steps=30, out=str(tmp_path / "run"), **values)
@@ -397,8 +396,7 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
 @pytest.mark.parametrize(
     "values,words",
     [
-        ({}, "data is missing; add data=FILE or data=FOLDER with pairs of texts"),
-        ({"objective": "spans"}, "data is missing; add data=FILE or data=FOLDER with text"),
+        ({}, "data is missing; add data=FILE or data=FOLDER with pairs of texts, or text"),
         ({"objective": "span"}, "unknown objective 'span'.*Did you mean 'spans'"),
         ({"like": "barth"}, "unknown preset 'barth'.*Did you mean 'bart'"),
         ({"like": "t5", "init": "runs/x"}, "like=t5 is for a new model"),
@@ -413,15 +411,15 @@ def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like
 def test_bad_settings_are_refused(values: dict, words: str):
     data = {} if "data is missing" in words else {"data": "x"}
     with pytest.raises(UsageError, match=words) as error:
-        TextToText.resolve({**data, **values})
+        TEXT_TO_TEXT.resolve({**data, **values})
     assert "\n" not in str(error.value)
 
 
-def writer(tokenizer, **changes) -> TextToText:
+def writer(tokenizer, **changes) -> Runner:
     block = BlockConfig(width=16, heads=2, ffn_width=16)
     torch.manual_seed(0)
     shape = TransformerConfig(tokenizer.vocab, tokenizer.vocab, 1, 1, block, **changes)
-    return TextToText(Transformer(shape).eval(), PairCodec(tokenizer, tokenizer))
+    return TEXT_TO_TEXT.bind(Transformer(shape).eval(), PairCodec(tokenizer, tokenizer), {})
 
 
 def test_learned_positions_bound_what_is_read_and_written(tokenizer, capsys):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import regard.files
-import regard.tasks.frame.task as frame_task
+import regard.tasks.runner as runner_module
 from regard.attention.watch import watch
 from regard.cli import main
 from regard.data.pairs import Corpus, Pair
@@ -21,8 +21,9 @@ from regard.errors import UsageError
 from regard.files import parse_json
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.text.pairs import PairCodec
-from regard.tasks.text.translate import Translate
+from regard.tasks.runner import Runner
+from regard.tasks.text.translate import TRANSLATE
+from regard.tasks.text.writer import PairCodec
 
 WORDS = [
     "a",
@@ -48,7 +49,7 @@ def some_lines(count: int, seed: int = 0) -> list[str]:
     return [" ".join(chance.choices(WORDS, k=chance.randint(1, 9))) + "." for _ in range(count)]
 
 
-def build(language: str | None = "de", seed: int = 1) -> Translate:
+def build(language: str | None = "de", seed: int = 1) -> Runner:
     """Return a translator of random words, its weights enlarged so that it is sure of them."""
     tokenizer = train_tokenizer(some_lines(300), vocab=400)
     torch.manual_seed(seed)
@@ -65,25 +66,25 @@ def build(language: str | None = "de", seed: int = 1) -> Translate:
                 parameter.mul_(3)
         model.head.bias.copy_(torch.where(words, 0.0, -40.0))
         model.head.bias[tokenizer.eos] = 6.0
-    return Translate(model, PairCodec(tokenizer, tokenizer), {"to": language})
+    return TRANSLATE.bind(model, PairCodec(tokenizer, tokenizer), {"to": language})
 
 
 @pytest.fixture(scope="module")
-def shared() -> Translate:
+def shared() -> Runner:
     return build()
 
 
 @pytest.fixture
-def translator(shared) -> Translate:
+def translator(shared) -> Runner:
     """Return the shared translator as if it were new."""
-    shared.aligner.head = None
+    shared.predictor.aligner.head = None
     return shared
 
 
-def full(translator: Translate, source: str, target: str) -> torch.Tensor:
+def full(translator: Runner, source: str, target: str) -> torch.Tensor:
     """Return the log-probabilities after each token, by one pass over the whole."""
-    ids = [*translator.source_tokenizer.encode(source), 2]
-    reads = [1, *translator.target_tokenizer.encode(target)]
+    ids = [*translator.codec.source.encode(source), 2]
+    reads = [1, *translator.codec.target.encode(target)]
     with torch.no_grad():
         logits = translator.model(torch.tensor([ids]), torch.tensor([reads]))
     return F.log_softmax(logits[0].double(), -1)
@@ -130,21 +131,21 @@ def test_unsplit_a_paragraph_is_one_sentence(translator):
     assert whole.text != translator.run([text])[0].text
 
 
-def own_logprob(translator: Translate, source: str, target: str) -> float:
+def own_logprob(translator: Runner, source: str, target: str) -> float:
     """Return how likely a written text is when pad, bos and unk cannot be written."""
     logprobs = full(translator, source, target)
     logprobs[:, [0, 1, 3]] = -torch.inf
     logprobs = logprobs.log_softmax(-1)
-    ids = translator.target_tokenizer.encode(target)
+    ids = translator.codec.target.encode(target)
     found = sum(float(logprobs[i, number]) for i, number in enumerate(ids))
-    longest = 10 + 3 * (len(translator.source_tokenizer.encode(source)) + 1) // 2
+    longest = 10 + 3 * (len(translator.codec.source.encode(source)) + 1) // 2
     return found + (float(logprobs[-1, 2]) if len(ids) < longest else 0.0)
 
 
 def test_a_line_without_end_is_read_in_parts(translator):
     for line in (("dog " * 12_500)[:50_000], "x" * 50_000):
         (answer,) = translator.run([line], max_length=3, beam=1)
-        parts = -(-len(translator.source_tokenizer.encode(line.strip())) // 400)
+        parts = -(-len(translator.codec.source.encode(line.strip())) // 400)
         assert parts > 20
         assert 0 < len(answer.text.split()) <= 3 * parts
 
@@ -228,7 +229,7 @@ def test_forced_scores_are_those_of_a_full_pass(translator):
     answers = translator.run([f"{a}\t{b}" for a, b in pairs], forced=True, batch_rows=3)
     for (source, target), answer in zip(pairs, answers, strict=True):
         logprobs = full(translator, source, target)
-        ids = [*translator.target_tokenizer.encode(target), 2]
+        ids = [*translator.codec.target.encode(target), 2]
         expected = sum(float(logprobs[i, number]) for i, number in enumerate(ids))
         assert answer.logprob == pytest.approx(expected, rel=1e-5, abs=1e-4)
         assert answer.score == pytest.approx(expected / len(ids), rel=1e-5, abs=1e-4)
@@ -298,7 +299,7 @@ def test_wrong_settings_cost_one_line(translator, settings, message):
 
 @pytest.mark.parametrize("words", [[], ["beam=2"]])
 def test_a_request_resolves_its_settings_and_reads_its_config_once(words, monkeypatch, capsys):
-    filled, read, real = [], [], frame_task.fill
+    filled, read, real = [], [], runner_module.fill
 
     def fill(kind, values, **rest):
         filled.append((kind, dict(values)))
@@ -308,13 +309,13 @@ def test_a_request_resolves_its_settings_and_reads_its_config_once(words, monkey
         read.append(bytes(data))
         return parse_json(data)
 
-    monkeypatch.setattr(frame_task, "fill", fill)
+    monkeypatch.setattr(runner_module, "fill", fill)
     monkeypatch.setattr(regard.files, "parse_json", parse)
     assert main(["run", "en-zh", "How are you?", *words]) == 0
     assert capsys.readouterr().out.count("\n") == 1
     config = (resources.files("regard") / "starters" / "en-zh" / "config.json").read_bytes()
     assert read.count(config) == 1
-    own, *given = [values for kind, values in filled if kind is Translate.Run]
+    own, *given = [values for kind, values in filled if kind is TRANSLATE.Run]
     assert own["beam"] == 5  # the model's own, when it is loaded
     assert given == [{"beam": "2"} for _ in words]
 
@@ -344,16 +345,16 @@ def test_pairs_that_are_stored_are_not_tokenised_again(tmp_path, monkeypatch):
 # Looking
 
 
-def direct_maps(translator: Translate, source: list[int], target: list[int]):
+def direct_maps(translator: Runner, source: list[int], target: list[int]):
     with torch.no_grad(), watch(translator.model) as maps:
         translator.model(torch.tensor([source]), torch.tensor([[1, *target]]))
     return maps
 
 
 def test_maps_of_a_hypothesis_are_those_of_a_full_pass(translator):
-    source = [*translator.source_tokenizer.encode("a dog sees the tree."), 2]
-    target = translator.target_tokenizer.encode("the cat")
-    maps, logits = translator.maps(source, target)
+    source = [*translator.codec.source.encode("a dog sees the tree."), 2]
+    target = translator.codec.target.encode("the cat")
+    maps, logits = translator.predictor.maps(source, target)
     other = direct_maps(translator, source, target)
     assert (
         maps.names()
@@ -377,9 +378,9 @@ def test_maps_of_a_hypothesis_are_those_of_a_full_pass(translator):
 def test_an_alignment_is_where_each_word_looked_most(translator, beam):
     source = "a dog sees the red house."
     (answer,) = translator.run([source], alignments="pharaoh", beam=beam, prefix="the big cat")
-    name, head = translator.aligner.head
+    name, head = translator.predictor.aligner.head
     assert name in ("decoder.0.cross", "decoder.1.cross") and head in (0, 1)
-    tokenizer = translator.source_tokenizer
+    tokenizer = translator.codec.source
     ids = [*tokenizer.encode(source), 2]
     alignment = answer.alignment
     assert alignment is not None
@@ -429,6 +430,6 @@ def test_a_picture_shows_the_answer_that_is_given(translator):
     assert picture.output == answer.text
     assert len(picture.views) == 5
     logprobs = full(translator, "a dog.", answer.text)
-    ids = [*translator.target_tokenizer.encode(answer.text), 2]
+    ids = [*translator.codec.target.encode(answer.text), 2]
     probabilities = [float(logprobs[i, number].exp()) for i, number in enumerate(ids)]
     assert [step.probability for step in picture.steps] == pytest.approx(probabilities, abs=1e-4)

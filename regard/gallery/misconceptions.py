@@ -164,9 +164,10 @@ def question_for(task: Any, given: Any) -> Any:
     Of other tasks it is the model's own answer.
     """
     if hasattr(given, "target"):  # a pair
-        if not hasattr(task, "encode_pairs"):
+        writer = task.predictor if hasattr(task, "predictor") else task
+        if not hasattr(writer, "encode_pairs"):
             raise UsageError(f"{task.name} reads no pairs")
-        pairs = task.encode_pairs([(given.source, given.target)], task.check({}))
+        pairs = writer.encode_pairs([(given.source, given.target)], task.check({}))
         asked = task.look_settings({"beam": 1})
         return task.question(given.source, asked, pairs[0][1])
     if task.name == "language":

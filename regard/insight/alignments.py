@@ -17,8 +17,9 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.alignment import Link, parse_links, score_links
 from regard.metrics.results import Named
+from regard.tasks.bridge import predictor_of
 from regard.tasks.runner import Runner
-from regard.tasks.text.seq2seq import Seq2Seq
+from regard.tasks.text.writer import TextWriter
 from regard.training.progress import Progress
 
 MEAN = "mean"  # of all heads of a layer
@@ -120,26 +121,27 @@ def word_shares(ids: Sequence[int], tokenizer: Tokenizer, words: Sequence[str]) 
 
 
 def head_links(
-    task: Any, pairs: Sequence[Aligned], *, quiet: bool = True
+    task: Runner[Any], pairs: Sequence[Aligned], *, quiet: bool = True
 ) -> Iterator[dict[tuple[str, int | str, int], set[Link]]]:
     """Yield for each pair the links by each head, and by their mean, at once and one step later.
 
     A target word is linked to the source word to which its pieces give most weight: the weight of
     the step that writes a piece or, one step later, of the step that reads it.
     """
-    if not isinstance(task, Seq2Seq) or not task.aligner.heads:
+    writer = predictor_of(task)
+    if not isinstance(writer, TextWriter) or not writer.aligner.heads:
         raise UsageError(f"{task.name} has no cross-attention between texts; links= aligns words")
     with Progress("links", len(pairs), quiet=quiet) as bar:
         for pair in pairs:
             text = running_text(task, pair)
-            ((source, target),) = task.encode_pairs([(text.source, text.target)], task.check({}))
-            of_source = word_shares(source[:-1], task.source_tokenizer, pair.source)
-            of_target = word_shares(target, task.target_tokenizer, pair.target)
-            maps, _ = task.maps(source, target)
+            ((source, target),) = writer.encode_pairs([(text.source, text.target)], task.check({}))
+            of_source = word_shares(source[:-1], writer.codec.source, pair.source)
+            of_target = word_shares(target, writer.codec.target, pair.target)
+            maps, _ = writer.maps(source, target)
             found: dict[tuple[str, int | str, int], set[Link]] = {}
             layers = {
                 name: maps[name].weights()[0, :, :, :-1].double().cpu().numpy()
-                for name in task.aligner.heads
+                for name in writer.aligner.heads
             }
             layers[ALL] = np.concatenate(list(layers.values())).mean(0, keepdims=True)
             for name, whole in layers.items():

@@ -55,6 +55,12 @@ def info_of(part: object) -> "FamilyInfo | None":
     return getattr(sys.modules.get(type(part).__module__), "INFO", None)
 
 
+def config_family(config: object) -> str:
+    """Name of the family that a config is of."""
+    place = (type(config).__module__, type(config).__name__)
+    return next(name for name, row in MODELS.items() if row[:2] == place)
+
+
 def serving(task: str) -> tuple[str, ...]:
     """Return the families that serve a task, the usual one first."""
     return tuple(name for name in MODELS if task in info(name).tasks)

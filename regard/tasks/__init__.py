@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 TASKS: dict[str, Entry] = {
     "translate": Entry(
         "regard.tasks.text.translate",
-        "Translate",
+        "TRANSLATE",
         (
             "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
@@ -26,7 +26,7 @@ TASKS: dict[str, Entry] = {
     ),
     "prefix": Entry(
         "regard.tasks.text.prefix",
-        "PrefixTranslate",
+        "PREFIX",
         (
             "regard train prefix data=folder from=en to=de size=small out=runs/prefix",
             "regard train prefix data=pairs.tsv minutes=30",
@@ -42,7 +42,7 @@ TASKS: dict[str, Entry] = {
     ),
     "text": Entry(
         "regard.tasks.text.text",
-        "TextToText",
+        "TEXT_TO_TEXT",
         (
             "regard train text data=folder prefix=summarize metric=rouge out=runs/mine",
             "regard train text data=book.txt objective=spans like=t5",

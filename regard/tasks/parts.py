@@ -447,7 +447,9 @@ class Task:
     @cached_property
     def Look(self) -> Any:
         """Settings of look: what is drawn, and how the model is run."""
-        return derived(f"{self.name}_look", self.predictor.Look, self.Run)
+        look = self.predictor.Look
+        whole = "threads" in look.__dataclass_fields__  # it says how the model is run
+        return look if whole else derived(f"{self.name}_look", look, self.Run)
 
     @property
     def short(self) -> Mapping[str, str | tuple[str, ...]]:

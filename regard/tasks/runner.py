@@ -253,6 +253,14 @@ class Runner(Generic[A]):
             if threads:
                 torch.set_num_threads(before)
 
+    def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[A]:
+        """Given answers to inputs with their log-probabilities, by a model that writes texts."""
+        if not hasattr(self.predictor, "score"):
+            raise UsageError(f"{self.name} scores no given answers; give a model that translates")
+        asked = self.check(settings)
+        with self.using(asked):
+            return self.predictor.score(pairs, asked)  # type: ignore[attr-defined]
+
     def trained_as(self) -> tuple["Runner[Any]", Mapping[str, Any]]:
         """The model with the task that trains such, and the settings that say so."""
         if self.task.learnt_by is None:

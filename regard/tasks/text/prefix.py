@@ -5,9 +5,9 @@ target, end are one text, of which only the target is predicted (a prefix langua
 al. 2020).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import Maps
-from regard.data.pairs import Corpus
+from regard.modalities.text import TEXT
 from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.text.pair_settings import PairEvalSettings, PairRunSettings, PairTrainSettings
-from regard.tasks.text.pairs import PairCodec
-from regard.tasks.text.seq2seq import Seq2Seq
+from regard.tasks.parts import Configured, Task, usual_shape
+from regard.tasks.text.sequence import PAIR_SHORT, PairTrainSettings, SequenceObjective
+from regard.tasks.text.text_judge import TextJudge
+from regard.tasks.text.translate import GENERATION, bleu
+from regard.tasks.text.writer import (
+    PairCodec,
+    PairLookSettings,
+    PairRunSettings,
+    Stack,
+    TextWriter,
+    load_pair_codec,
+)
 
 GPTConfig, _ = family("gpt")
 
@@ -34,11 +43,6 @@ class PrefixSettings(PairTrainSettings):
     vocabularies: str = setting("joint", "one table for both sides", choices=("joint",))
     like: str = setting("llama", "model preset", group="model")
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
-
-
-@dataclass(frozen=True)
-class PrefixEvalSettings(PairEvalSettings, PairRunSettings):
-    """What an evaluation can be told."""
 
 
 class PrefixLM:
@@ -58,7 +62,7 @@ class PrefixLM:
     def hidden(
         self, source: Tensor, target: Tensor, lengths: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the last vectors of the target (b, t, w), which stands right after its source."""
+        """Last vectors of the target (b, t, w), which stands right after its source."""
         (count, long), short = source.shape, target.shape[1]
         if lengths is None:
             lengths = source.new_full((count,), long)
@@ -74,7 +78,7 @@ class PrefixLM:
         return x.gather(1, own.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
     def __call__(self, source: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits after each token of the target."""
+        """Logits after each token of the target."""
         return self.head(self.hidden(source, target, lengths))
 
     def start(self, source: Tensor, lengths: Tensor | None = None, **rest: Any) -> Any:
@@ -83,7 +87,7 @@ class PrefixLM:
         return self.model.start(F.pad(source, (0, 1)), more, **rest)
 
     def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read the next tokens of all hypotheses and return the logits after each."""
+        """Read the next tokens of all hypotheses for the logits after each."""
         return self.model.step(ids, state)
 
 
@@ -94,12 +98,12 @@ class _Block:
         self.whole, self.rows, self.columns = whole, rows, columns
 
     def weights(self, **picks: Any) -> Tensor:
-        """Return the weights (b, h, q, k) of chosen heads."""
+        """Weights (b, h, q, k) of chosen heads."""
         return self.whole.weights(**picks)[..., self.rows, self.columns]
 
 
 def as_encoder_decoder(maps: Maps, length: int) -> dict[str, _Block]:
-    """Return one stack's attention as an encoder-decoder's, of a source of some length."""
+    """One stack's attention as an encoder-decoder's, of a source of some length."""
     source, target = slice(0, length), slice(length, None)
     sides = {
         "encoder.{}.self": (source, source),
@@ -113,47 +117,49 @@ def as_encoder_decoder(maps: Maps, length: int) -> dict[str, _Block]:
     }
 
 
-class PrefixTranslate(Seq2Seq):
-    """Translates by a decoder alone; see `regard train prefix --help`."""
+class DecoderAlone(Stack):
+    """How a decoder reads a source and a target, as one text."""
 
-    name = "prefix"
-    Train = PrefixSettings
-    Eval = PrefixEvalSettings
-    short = {**Seq2Seq.short, "depth": "model.depth", "bias": "model.block.bias"}
+    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config of a decoder that reads its prompt in both directions, LLaMA's unless named."""
+        shape = usual_shape(name, values, origin, like="llama")
+        return replace(shape, **task_changes("gpt", "prefix"))
 
-    @classmethod
-    def encoder_decoder(cls, model: nn.Module) -> PrefixLM:
-        """Return the decoder as one that reads a source, then a target."""
+    def room(self, config: Any) -> int | None:
+        """Tokens of a side for which there are positions: half of them."""
+        room = super().room(config)
+        return None if room is None else room // 2
+
+    def config(self, config: Any, codec: PairCodec, longest: int, rows: int, new: bool) -> Any:
+        """Config for a vocabulary, with room for source and target."""
+        config = replace(config, vocab=codec.source.vocab)
+        longest = max(config.max_length, 8 * longest + 4)
+        return replace(config, max_length=longest) if new else config
+
+    def writer(self, model: nn.Module) -> PrefixLM:
+        """The decoder as one that reads a source, then a target."""
         return PrefixLM(model)
 
-    @classmethod
-    def shape(
-        cls, name: str, values: Mapping[str, Any], origin: Origin | None, like: str | None = None
-    ) -> Any:
-        """Return a decoder's config, LLaMA's unless another is named."""
-        return super().shape(name, values, origin, like or "llama")
+    def maps(self, maps: Any, length: int) -> Any:
+        """Attention over a pair as an encoder-decoder's."""
+        return as_encoder_decoder(maps, length)
 
-    @classmethod
-    def defaults(cls, shape: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Return the config of a decoder that reads its prompt in both directions."""
-        return replace(shape, **task_changes("gpt", cls.name))
 
-    @classmethod
-    def make_model(
-        cls, data: Corpus, codec: PairCodec, settings: Any, origin: Origin | None
-    ) -> tuple[str, nn.Module]:
-        """Build the decoder, with room for source and target."""
-        config: Any = replace(settings.model, vocab=codec.source.vocab)
-        if origin is None:
-            longest = max(config.max_length, 8 * settings.max_length + 4)
-            config = replace(config, max_length=longest)
-        return "gpt", cls.build("gpt", config, settings, origin)
-
-    def finish(self, folder: Path, data: Corpus, settings: Any) -> None:
-        """Write down which head aligns best on the validation part."""
-        self.save_alignment_head(folder, data["valid"])
-
-    def maps(self, source: Sequence[int], target: Sequence[int]) -> tuple[Any, Tensor]:
-        """Return the attention of every layer and head over one pair, exactly, and the logits."""
-        maps, logits = super().maps(source, target)
-        return as_encoder_decoder(maps, len(source)), logits
+STACK = DecoderAlone()
+PREFIX = Task(
+    name="prefix",
+    holds="pairs of sentences",
+    inputs=TEXT,
+    target="text",
+    unit="sentences",
+    objective=SequenceObjective(
+        PrefixSettings,
+        GENERATION,
+        bleu,
+        stack=STACK,
+        short={**PAIR_SHORT, "depth": "model.depth", "bias": "model.block.bias"},
+    ),
+    predictor=Configured(partial(TextWriter, stack=STACK), PairRunSettings, PairLookSettings),
+    judge=TextJudge(bleu),
+    load_codec=partial(load_pair_codec, stack=STACK),
+)

@@ -1,0 +1,302 @@
+"""How a model learns to write one text for another, from pairs or by restoring a text."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.batches import Batches as LengthBatches
+from regard.data.pairs import Corpus, load_pairs
+from regard.data.parallel import SIDES, PairBatch, PairBatches, learn_tokenizers, make_batch
+from regard.data.parts import Dataset
+from regard.data.tokenize import TOKENIZERS
+from regard.data.tokenizer import Tokenizer
+from regard.decode.writer import EncoderDecoder
+from regard.errors import UsageError
+from regard.metrics.lengths import add_joined
+from regard.metrics.text import BleuMetric, MeanMetric
+from regard.models import config_family
+from regard.models.folder import load_folder
+from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
+from regard.settings import setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.recipe import save_generation
+from regard.tasks.frame.settings import SHORT, TrainSettings
+from regard.tasks.parts import Batches, Learnt, Lesson, Objective, Task, build_model
+from regard.tasks.runner import Runner
+from regard.tasks.text.writer import (
+    ENCODER_DECODER,
+    FRAME,
+    SENTENCES,
+    PairCodec,
+    PairRunSettings,
+    Sources,
+    Stack,
+    TextWriter,
+)
+from regard.training.loss import sequence_loss
+
+VOCABULARIES = ("auto", "joint", "separate")
+PAIR_SHORT: Mapping[str, str | tuple[str, ...]] = {
+    **SHORT,
+    "kv_heads": "model.block.kv_heads",
+    "depth": ("model.encoder_depth", "model.decoder_depth"),
+}
+
+# of a batch with label smoothing and a weight of R-Drop
+Loss = Callable[[EncoderDecoder, PairBatch, float, float], Tensor]
+
+
+@dataclass(frozen=True)
+class PairFormat:
+    """Where the pairs are in a file."""
+
+    GROUP = "data"
+
+    source: str | None = setting(None, "source language", key="from")
+    target: str | None = setting(None, "target language", key="to")
+    columns: str | None = setting(None, "source and target columns, such as 2,1")
+    header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+    skip_bad: bool = setting(False, "leave bad rows out")
+
+
+@dataclass(frozen=True)
+class PairTrainSettings(PairFormat, TrainSettings):
+    """What a training on pairs of texts can be told; a task adds `model`."""
+
+    like: str | None = setting(None, "model preset", group="model")
+    joined: int = setting(
+        0, "also learn from pairs joined to up to so many words", min=0, max=10_000
+    )
+    tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
+    pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
+    vocabularies: str = setting("auto", "vocabularies of both sides", choices=VOCABULARIES)
+    bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
+    batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
+    max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)
+    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
+    r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
+    valid_sentences: int = setting(
+        500, "sentences to decode at a validation", min=0, group="length"
+    )
+
+
+class Pairs:
+    """What a training reads: pairs of a source and a target."""
+
+    def __init__(self, sources: Sources = SENTENCES):
+        self.sources = sources
+
+    def check(self, settings: Any) -> None:
+        """Refuse nothing."""
+
+    def read(self, settings: Any) -> Dataset[Any]:
+        """Pairs of texts, as the model reads them."""
+        corpus = load_pairs(
+            str(settings.data),
+            source=settings.source,
+            target=settings.target,
+            columns=settings.columns,
+            header=settings.header,
+            valid=settings.valid,
+            test=settings.test,
+            skip_bad=settings.skip_bad,
+        )
+        corpus = add_joined(corpus, settings.joined) if settings.joined else corpus
+        return self.sources.prepare(corpus, settings)
+
+    def learn(self, data: Dataset[Any], settings: Any) -> tuple[Tokenizer, Tokenizer]:
+        """Tokenizers of the training part."""
+        return learn_tokenizers(
+            data["train"], settings.tokenizer, settings.pieces, settings.vocabularies
+        )
+
+    def rows(self, settings: Any) -> int:
+        """None."""
+        return 0
+
+    def batches(self, data: Dataset[Any], writer: TextWriter, settings: Any) -> Batches:
+        """Batches of pairs of similar length."""
+        return PairBatches(
+            cast(Corpus, data),
+            writer.codec.tokenizers,
+            tokens=settings.batch_tokens,
+            longest=settings.max_length,
+            seed=settings.seed,
+            bpe_dropout=settings.bpe_dropout,
+            device=settings.device,
+        )
+
+    def facts(self, batches: Any) -> dict[str, Any]:
+        """Number of pairs that were too long to be learnt from."""
+        return {"left_out": batches.left_out}
+
+    def valid(
+        self,
+        batches: Any,
+        data: Dataset[Any],
+        writer: TextWriter,
+        settings: Any,
+        share: float,
+    ) -> Iterable[PairBatch]:
+        """Batches of the first validation pairs."""
+        pairs, tokenizers = data["valid"], writer.codec.tokenizers
+        pairs = pairs[: math.ceil(share * len(pairs))]
+        encoded = [
+            tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
+            for side, tokenizer in zip(SIDES, tokenizers, strict=True)
+        ]
+        most = min(4 * settings.max_length, writer.writer.config.max_length - 2)
+        lengths = [np.array([min(len(row), most) + 1 for row in side]) for side in encoded]
+        plan = LengthBatches(lengths, max(4096, settings.batch_tokens), 0)
+        for n in range(plan.len_epoch()):
+            source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
+            yield make_batch(source, target, *tokenizers, settings.device)
+
+    def decoded(self, data: Dataset[Any], settings: Any) -> int:
+        """Sentences that a validation decodes."""
+        return min(settings.valid_sentences, len(data["valid"]))
+
+
+class SequenceObjective(Objective):
+    """Learns targets of sources by cross-entropy.
+
+    Args:
+        settings: class of the settings of a training.
+        generation: how a model decodes by default.
+        metric: by which settings judge what is written at a validation.
+        stack: how a model reads a source and a target.
+        sources: how a text becomes a source.
+        material: what such settings read.
+        main_only: whether a validation tells the main score alone.
+        losses: of families that do not learn by `sequence_loss`.
+        short: short keys for fields of the model's config.
+    """
+
+    # what a size means for training, on top of the sizes of the model
+    sizes = {
+        "tiny": {"lr": 0.003, "batch_tokens": 2048, "pieces": 6000, "steps": 12_000},
+        "small": {"lr": 0.0015, "batch_tokens": 4096, "pieces": 8000, "steps": 20_000},
+        "base": {"lr": 0.0007, "batch_tokens": 16_384, "pieces": 32_000, "steps": 100_000},
+        "big": {"lr": 0.0005, "batch_tokens": 32_768, "pieces": 32_000, "steps": 300_000},
+    }
+
+    def __init__(
+        self,
+        settings: type[PairTrainSettings],
+        generation: Mapping[str, Any],
+        metric: Callable[[Any], MeanMetric | BleuMetric],
+        *,
+        stack: Stack = ENCODER_DECODER,
+        sources: Sources = SENTENCES,
+        material: Callable[[Any], Pairs] = lambda settings: Pairs(),
+        main_only: bool = True,
+        losses: Mapping[str, Loss] | None = None,
+        short: Mapping[str, str | tuple[str, ...]] = PAIR_SHORT,
+    ):
+        self.Settings, self.generation, self.metric = settings, generation, metric
+        self.stack, self.sources, self.material = stack, sources, material
+        self.main_only, self.losses, self.short = main_only, losses or {}, short
+
+    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config of a family before the user's keys."""
+        return self.stack.shape(name, values, origin)
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Settings whose texts have no more tokens than a model to start from has positions."""
+        self.material(settings).check(settings)
+        room = None if origin is None else self.stack.room(settings.model)
+        if room is None or "max_length" in values:
+            return settings
+        return replace(settings, max_length=min(settings.max_length, max(1, room - FRAME)))
+
+    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
+        """Parts to train and to validate on."""
+        return self.material(settings).read(settings)
+
+    def codec(
+        self, data: Dataset[Any], settings: Any, learnt: Learnt, origin: Origin | None
+    ) -> PairCodec:
+        """Tokenizers of both sides, and what config.json notes of the data."""
+        source, target = learnt(
+            lambda: self.material(settings).learn(data, settings),
+            load=load_tokenizers,
+            save=save_tokenizers,
+        )
+        return PairCodec(source, target, self.sources.about(data, settings))
+
+    def model(
+        self, data: Dataset[Any], codec: PairCodec, settings: Any, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """Model for these vocabularies."""
+        room, frame = self.stack.room(settings.model), 1 + len(codec.source.frame([], "source"))
+        if origin is not None and room is not None and settings.max_length + frame > room:
+            raise UsageError(
+                f"max_length={settings.max_length} is more than the {room} positions that "
+                f"init={settings.init} has learned, {frame} of them for special tokens"
+            )
+        rows = self.material(settings).rows(settings)
+        config = self.stack.config(settings.model, codec, settings.max_length, rows, origin is None)
+        name = config_family(config)
+        return name, build_model(name, config, settings, origin)
+
+    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
+        """Batches of pairs, and the cross-entropy of their targets."""
+        material, writer = self.material(settings), runner.predictor
+        assert isinstance(writer, TextWriter)
+        batches, loss = material.batches(data, writer, settings), self.losses.get(runner.family)
+        loss, decoded = loss or sequence_loss, material.decoded(data, settings)
+
+        def validate(share: float) -> dict[str, float]:
+            """Loss, and the scores of what is written greedily."""
+            total = tokens = 0.0
+            with torch.inference_mode():
+                for batch in material.valid(batches, data, writer, settings, share):
+                    total += float(loss(writer.writer, batch, 0.0, 0.0))
+                    tokens += batch.tokens
+            scores = {"loss": total / tokens, "better": -total / tokens}
+            some = math.ceil(share * decoded)
+            return scores | (self.valid_scores(runner, data, settings, some) if some else {})
+
+        return Lesson(
+            batches=batches,
+            count=lambda batch: (batch.tokens, batch.read),
+            loss=lambda batch: loss(
+                writer.writer, batch, settings.label_smoothing, settings.r_drop
+            ),
+            validate=validate,
+            title=self.sources.title(data, settings),
+            facts=material.facts(batches),
+            decoded=decoded,
+            generation=self.generation,
+            finish=lambda folder: self.finish(folder, runner, data),
+        )
+
+    def valid_scores(
+        self, runner: Runner[Any], data: Dataset[Any], settings: Any, count: int
+    ) -> dict[str, float]:
+        """Scores of what is written greedily for the first validation sources."""
+        pairs, metric = data["valid"][:count], self.metric(settings)
+        greedy = runner.check({"beam": 1, **self.sources.as_given})
+        outputs = [str(answer) for answer in runner.answer([p.source for p in pairs], greedy)]
+        judged = metric.score(outputs, [[p.target for p in pairs]], runner.config.get("to"))
+        main = next(score for score in judged if score.name == metric.main)
+        told = [main] if self.main_only else judged
+        scores = {score.name.lower().replace(" ", "_"): score.value for score in told}
+        return {**scores, "better": main.value}
+
+    def finish(self, folder: Path, runner: Runner[Any], data: Dataset[Any]) -> None:
+        """Note in a folder which head of its model aligns some validation pairs best."""
+        if not self.sources.sentences:
+            return
+        writer = runner.task.load(folder, *load_folder(folder)).predictor
+        assert isinstance(writer, TextWriter)
+        if writer.aligner.heads:
+            some = [(pair.source, pair.target) for pair in data["valid"][:50]]
+            name, head = writer.aligner.choose(writer.encode_pairs(some, PairRunSettings()))
+            save_generation(folder, {**self.generation, "alignment_head": f"{name}:{head}"})

@@ -1,0 +1,210 @@
+"""One judge of written texts: BLEU or another metric, by source length too."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from regard.data.pairs import Corpus, load_pairs
+from regard.data.parts import Dataset
+from regard.errors import UsageError, log
+from regard.metrics.bleu import BLEU, bleu_metric, tokenise_for
+from regard.metrics.lengths import BORDERS, by_length
+from regard.metrics.score import Comparison
+from regard.metrics.text import BleuMetric, MeanMetric
+from regard.settings import setting
+from regard.tasks.bridge import predictor_of
+from regard.tasks.frame.settings import BootstrapSettings
+from regard.tasks.parts import Judge, ScoredPredictions, System
+from regard.tasks.runner import Runner
+from regard.tasks.text.sequence import PairFormat
+from regard.tasks.text.writer import SENTENCES, Sources, TextWriter
+
+TELL_LENGTHS = ("lengths", "joined", "plot")  # settings that BLEU by source length takes
+
+
+@dataclass(frozen=True)
+class PairEvalSettings(PairFormat, BootstrapSettings):
+    """What an evaluation on pairs can be told."""
+
+    GROUP = "scores"
+
+    tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
+    lowercase: bool = setting(False, "ignore case")
+    lengths: tuple[int, ...] = setting(
+        BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
+    )
+    joined: tuple[int, ...] = setting(
+        (), "also join sentences to so many source words", min=1, max=10_000
+    )
+    plot: str | None = setting(None, "a .png of BLEU by source length")
+
+
+class TextJudge(Judge):
+    """Judges written texts against references.
+
+    Args:
+        metric: by which settings of an evaluation judge.
+        settings: class of these settings.
+        sources: how a text becomes a source.
+    """
+
+    several = True
+
+    def __init__(
+        self,
+        metric: Callable[[Any], MeanMetric | BleuMetric],
+        settings: type[PairEvalSettings] = PairEvalSettings,
+        sources: Sources = SENTENCES,
+    ):
+        self.metric, self.Settings, self.sources = metric, settings, sources
+
+    def check(self, settings: Any, given: Mapping[str, Any]) -> None:
+        """Refuse what cannot be told by length, before anything is written."""
+        for key in TELL_LENGTHS:
+            if key in given and self.metric(settings).main != "BLEU":
+                raise UsageError(f"{key}= tells BLEU by source length; add metric=bleu")
+        if not settings.lengths:
+            raise UsageError("lengths= is empty; write source words such as lengths=10,20,40")
+        if settings.plot and Path(settings.plot).suffix.lower() != ".png":
+            raise UsageError(f"plot={settings.plot} is no picture's name; end it with .png")
+        if settings.joined and not self.sources.sentences:
+            raise UsageError(
+                "joined= is for translators: joined inputs of another task are no input"
+            )
+
+    def run_settings(self, runner: Runner[Any], given: Mapping[str, Any], **more: Any) -> Any:
+        """Settings by which a model writes: its own, and those that the user gave."""
+        known = runner.task.Run.__dataclass_fields__
+        told = {key: value for key, value in given.items() if key in known}
+        return runner.check({**more, **told, **self.sources.as_given})
+
+    def rival(
+        self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
+    ) -> Any:
+        """Settings of another model that writes a text for a text."""
+        if not isinstance(predictor_of(other), TextWriter):
+            raise UsageError("against= names a model that does not translate; compare translators")
+        return self.run_settings(other, given)
+
+    def read(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
+        """The part that a model is judged on, as `test`."""
+        corpus = load_pairs(
+            settings.data,
+            source=settings.source or runner.config.get("from"),
+            target=settings.target or runner.config.get("to"),
+            columns=settings.columns,
+            header=settings.header,
+            test=settings.test,
+            skip_bad=settings.skip_bad,
+            need=(settings.part,),
+            trained=runner.trained,
+        )
+        _, language = _languages(runner, corpus, settings)
+        if settings.tokenise == "13a" and tokenise_for(language) != "13a":
+            log(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
+        corpus = self.sources.prepare(corpus, settings)
+        return replace(corpus, parts={"test": corpus.parts[settings.part]})
+
+    def predict(
+        self,
+        runner: Runner[Any],
+        data: Dataset[Any],
+        settings: Any,
+        like: Runner[Any] | None = None,
+    ) -> list[str]:
+        """Targets that a model writes for the sources."""
+        asked = replace(settings, **self.sources.as_given)
+        sources = [pair.source for pair in data["test"]]
+        return [str(answer) for answer in runner.predictor.predict(sources, asked)]
+
+    def _against(
+        self, runner: Runner[Any], data: Dataset[Any], settings: Any
+    ) -> tuple[list[list[str]], dict[str, Any]]:
+        """References, and by which language and rules to judge."""
+        return [[pair.target for pair in data["test"]]], {
+            "language": _languages(runner, data, settings)[1],
+            "tokenise": settings.tokenise,
+            "lowercase": settings.lowercase,
+        }
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Dataset[Any],
+        predictions: list[str],
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """BLEU and chrF, or the scores of another metric; BLEU of all models by source length."""
+        references, options = self._against(runner, data, settings)
+        metric = self.metric(settings)
+        by = systems and metric.main == "BLEU"
+        return ScoredPredictions(
+            metric.score(predictions, references, **options),
+            len(predictions),
+            {"lengths": self.lengths(data, settings, systems, options)} if by else {},
+            {
+                "data_hash": data.part_sha("test"),
+                **{name: getattr(settings, name) for name in runner.task.Run.__dataclass_fields__},
+            },
+        )
+
+    def lengths(
+        self, data: Dataset[Any], settings: Any, systems: Sequence[System], options: dict[str, Any]
+    ) -> Any:
+        """BLEU of all models by the length of the source."""
+
+        def write(system: System) -> Callable[[Sequence[str]], list[str]]:
+            # joined sentences are translated whole, unless the user says otherwise
+            runner = system.runner
+            asked = self.run_settings(runner, system.given, split=False)
+            return lambda texts: [str(a) for a in runner.answer(list(texts), asked)]
+
+        lengths = by_length(
+            [system.name for system in systems],
+            [system.predictions for system in systems],
+            [write(system) for system in systems],
+            data["test"],
+            bleu_metric(**options),
+            effective=bleu_metric(**options, effective=True),
+            samples=settings.samples,
+            borders=settings.lengths,
+            joined=settings.joined,
+            languages=_languages(systems[0].runner, data, settings),
+        )
+        if settings.plot:
+            lengths.draw(settings.plot)
+        return lengths
+
+    def compare(
+        self,
+        runner: Runner[Any],
+        data: Dataset[Any],
+        theirs: System,
+        ours: list[str],
+        settings: Any,
+    ) -> list[Comparison]:
+        """Comparison of two models by paired bootstrap resampling (Koehn 2004)."""
+        references, options = self._against(runner, data, settings)
+        return self.metric(settings).compare(
+            ours, theirs.predictions, references, samples=settings.samples, **options
+        )
+
+    def outputs(
+        self, runner: Runner[Any], data: Dataset[Any], predictions: list[str], settings: Any
+    ) -> list[dict[str, Any]]:
+        """Predictions beside their pairs."""
+        rows = zip(data["test"], predictions, strict=True)
+        return [{"source": p.source, "target": p.target, "prediction": o} for p, o in rows]
+
+
+def _languages(
+    runner: Runner[Any], data: Dataset[Any], settings: Any
+) -> tuple[str | None, str | None]:
+    """Languages of sources and targets: as the user says, the model or the data."""
+    corpus = cast(Corpus, data)
+    return (
+        settings.source or runner.config.get("from") or corpus.source,
+        settings.target or runner.config.get("to") or corpus.target,
+    )
