@@ -247,8 +247,7 @@ class SequenceObjective(Objective):
 
     def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
         """Batches of pairs, and the cross-entropy of their targets."""
-        material, writer = self.material(settings), runner.predictor
-        assert isinstance(writer, TextWriter)
+        material, writer = self.material(settings), cast(TextWriter, runner.predictor)
         batches, loss = material.batches(data, writer, settings), self.losses.get(runner.family)
         loss, decoded = loss or sequence_loss, material.decoded(data, settings)
 
@@ -294,8 +293,7 @@ class SequenceObjective(Objective):
         """Note in a folder which head of its model aligns some validation pairs best."""
         if not self.sources.sentences:
             return
-        writer = runner.task.load(folder, *load_folder(folder)).predictor
-        assert isinstance(writer, TextWriter)
+        writer: TextWriter = runner.task.load(folder, *load_folder(folder)).predictor
         if writer.aligner.heads:
             some = [(pair.source, pair.target) for pair in data["valid"][:50]]
             name, head = writer.aligner.choose(writer.encode_pairs(some, PairRunSettings()))

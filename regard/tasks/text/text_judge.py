@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from regard.data.pairs import Corpus, load_pairs
+from regard.data.pairs import Corpus, Pair, load_pairs
 from regard.data.parts import Dataset
 from regard.errors import UsageError, log
 from regard.metrics.bleu import BLEU, bleu_metric, tokenise_for
@@ -88,7 +88,7 @@ class TextJudge(Judge):
         return self.run_settings(other, given)
 
     def read(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
-        """The part that a model is judged on, as `test`."""
+        """The part that a model is judged on, alone."""
         corpus = load_pairs(
             settings.data,
             source=settings.source or runner.config.get("from"),
@@ -104,7 +104,7 @@ class TextJudge(Judge):
         if settings.tokenise == "13a" and tokenise_for(language) != "13a":
             log(f"warning: tokenise=13a does not part the words of {language}; such scores mislead")
         corpus = self.sources.prepare(corpus, settings)
-        return replace(corpus, parts={"test": corpus.parts[settings.part]})
+        return replace(corpus, parts={settings.part: corpus[settings.part]})
 
     def predict(
         self,
@@ -115,14 +115,14 @@ class TextJudge(Judge):
     ) -> list[str]:
         """Targets that a model writes for the sources."""
         asked = replace(settings, **self.sources.as_given)
-        sources = [pair.source for pair in data["test"]]
+        sources = [pair.source for pair in _pairs(data)]
         return [str(answer) for answer in runner.predictor.predict(sources, asked)]
 
     def _against(
         self, runner: Runner[Any], data: Dataset[Any], settings: Any
     ) -> tuple[list[list[str]], dict[str, Any]]:
         """References, and by which language and rules to judge."""
-        return [[pair.target for pair in data["test"]]], {
+        return [[pair.target for pair in _pairs(data)]], {
             "language": _languages(runner, data, settings)[1],
             "tokenise": settings.tokenise,
             "lowercase": settings.lowercase,
@@ -145,7 +145,7 @@ class TextJudge(Judge):
             len(predictions),
             {"lengths": self.lengths(data, settings, systems, options)} if by else {},
             {
-                "data_hash": data.part_sha("test"),
+                "data_hash": data.part_sha(settings.part),
                 **{name: getattr(settings, name) for name in runner.task.Run.__dataclass_fields__},
             },
         )
@@ -165,7 +165,7 @@ class TextJudge(Judge):
             [system.name for system in systems],
             [system.predictions for system in systems],
             [write(system) for system in systems],
-            data["test"],
+            _pairs(data),
             bleu_metric(**options),
             effective=bleu_metric(**options, effective=True),
             samples=settings.samples,
@@ -195,8 +195,14 @@ class TextJudge(Judge):
         self, runner: Runner[Any], data: Dataset[Any], predictions: list[str], settings: Any
     ) -> list[dict[str, Any]]:
         """Predictions beside their pairs."""
-        rows = zip(data["test"], predictions, strict=True)
+        rows = zip(_pairs(data), predictions, strict=True)
         return [{"source": p.source, "target": p.target, "prediction": o} for p, o in rows]
+
+
+def _pairs(data: Dataset[Any]) -> list[Pair]:
+    """Pairs of the only part."""
+    (pairs,) = data.parts.values()
+    return pairs
 
 
 def _languages(
