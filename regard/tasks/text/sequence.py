@@ -156,7 +156,7 @@ class Pairs:
         plan = LengthBatches(lengths, max(4096, settings.batch_tokens), 0)
         for n in range(plan.len_epoch()):
             source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
-            yield make_batch(source, target, *tokenizers, settings.device)
+            yield make_batch(source, target, tokenizers[0], tokenizers[1], settings.device)
 
     def decoded(self, data: Dataset[Any], settings: Any) -> int:
         """Sentences that a validation decodes."""
