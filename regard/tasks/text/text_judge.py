@@ -144,10 +144,7 @@ class TextJudge(Judge):
             metric.score(predictions, references, **options),
             len(predictions),
             {"lengths": self.lengths(data, settings, systems, options)} if by else {},
-            {
-                "data_hash": data.part_sha(settings.part),
-                **{name: getattr(settings, name) for name in runner.task.Run.__dataclass_fields__},
-            },
+            {name: getattr(settings, name) for name in runner.task.Run.__dataclass_fields__},
         )
 
     def lengths(
