@@ -53,18 +53,20 @@ def main() -> None:
             note_ground(folder, train)
             model = regard.load(args.model)
         parts = {"train": train, "valid": part(model, "valid")}
-        model.note_none(folder, parts, args.write, args.foreign)
+        model.predictor.note_none(folder, parts, args.write, args.foreign)
         model = regard.load(args.model)
     test = part(model, "test")
-    inputs = model.inputs_of(test)
-    refused = model.are_none(model.label_inputs(inputs), inputs)
+    codec, predictor = model.codec, model.predictor
+    inputs = codec.raws(test)
+    probs = codec.probabilities(model.model, inputs, predictor.plain)
+    refused = predictor.are_none(probs, inputs)
     print(f"test part: {100 * refused.mean():.1f}% of {len(test):,} refused")
-    others = model.strangers(inputs, np.random.default_rng(1))
+    others = codec.strangers(inputs, np.random.default_rng(1))
     for path in [*([args.foreign] if args.foreign else []), *args.others]:
-        others[Path(path).name] = model.read_foreign(path)
+        others[Path(path).name] = codec.read_foreign(path)
     for name, some in others.items():
-        probs = model.label_inputs(some)
-        labelled = ~model.are_none(probs, some)
+        probs = codec.probabilities(model.model, some, predictor.plain)
+        labelled = ~predictor.are_none(probs, some)
         sure = probs.max(1).mean()
         share = 100 * labelled.mean()
         print(f"{name}: {share:.1f}% of {len(probs)} labelled, at {sure:.2f} on average")

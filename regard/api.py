@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from regard.tasks.frame.answers import Classified, Generated
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
-    from regard.tasks.sound.sounds import ClassifySounds
-    from regard.tasks.sound.transcribe import Transcribe
+    from regard.tasks.sound.transcribing import Transcript
     from regard.tasks.text.classify import Classify
     from regard.tasks.text.embed import Embed
     from regard.tasks.text.fill import Fill
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from regard.tasks.text.tag import Tag
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
-    from regard.tasks.vision.images import ClassifyImages
     from regard.tasks.vision.pretrain import Pretrain
     from regard.viewer.drawing import Drawing
 
@@ -145,7 +143,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
-) -> "ClassifyImages": ...
+) -> "Runner[Classified]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
@@ -153,11 +151,11 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["sounds"]
-) -> "ClassifySounds": ...
+) -> "Runner[Classified]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["transcribe"]
-) -> "Transcribe": ...
+) -> "Runner[Transcript]": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
@@ -181,7 +179,7 @@ def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Ge
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
 @overload
-def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "ClassifyImages": ...
+def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Runner[Classified]": ...
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any: ...
 

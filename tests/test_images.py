@@ -26,14 +26,16 @@ from regard.cli import main
 from regard.data.image_format import ImageFormat
 from regard.data.images import load_images
 from regard.metrics.labels import top_k
-from regard.models import MODELS, family, preset
+from regard.models import MODELS, family, preset, serving
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.tasks.frame.origin import Origin
+from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
-from regard.tasks.vision.images import ClassifyImages, ImageBatches
+from regard.tasks.vision.images import TASK as IMAGES
+from regard.tasks.vision.images import ImageBatches, load_codec
 from regard.tasks.vision.photos import ImageCodec
 from regard.training.label_loss import soft_loss
 from regard.training.optim import build_optimiser, layer_depths
@@ -105,7 +107,7 @@ def trained(data, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(trained) -> ClassifyImages:
+def model(trained) -> Runner:
     return regard.load(trained)
 
 
@@ -145,7 +147,7 @@ def test_running_and_judging_see_the_same_images(data, model):
     part = load_images(str(data), need=("test",), format=model.format, classes=model.labels).parts[
         "test"
     ]
-    table = model.probabilities_of(part, model.check({}))
+    table = model.predictor.part_probabilities(part, model.check({}))
     found = np.stack(
         [answer.probabilities for answer in model.run([part.where(i) for i in range(40)])]
     )
@@ -157,7 +159,7 @@ def test_running_and_judging_see_the_same_images(data, model):
         assert np.allclose(a.probabilities, (b.probabilities + c.probabilities) / 2, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in serving("images") if name in MODELS])
 def test_every_family_is_trained_by_the_same_words(name, data, tmp_path):
     report = regard.train(
         "classify",
@@ -179,7 +181,7 @@ def test_every_family_is_trained_by_the_same_words(name, data, tmp_path):
     assert loaded.model.config.image == 16 and loaded.model.config.channels == 3
 
 
-@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in serving("images") if name in MODELS])
 def test_every_family_trains_on_any_size_and_channel(name, tmp_path):
     home = write_set(tmp_path / "data", {"train": 8, "valid": 2}, size=21)
     more = {"family": name, "image": 19, "channels": 1, "steps": 1, "batch": 4}
@@ -204,8 +206,8 @@ LAVISH = {
 
 def test_a_batch_is_a_function_of_its_number(data, trained):
     values = {"data": str(data), **SMALL, **LAVISH}
-    settings = ClassifyImages.resolve(values)
-    data = ClassifyImages.read(settings, None).parts
+    settings = IMAGES.resolve(values)
+    data = IMAGES.learning.read(settings, None)
     codec = ImageCodec(replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3), list(KINDS))
     one, two = (ImageBatches(data.parts["train"], settings, codec) for _ in range(2))
     later = [two[n] for n in (7, 3)]
@@ -233,10 +235,14 @@ def test_a_teacher_sees_what_it_would_see_by_itself(data, trained, model):
     ours = ImageFormat(16, 3, mean=(0.3, 0.4, 0.5), std=(0.1, 0.2, 0.3))
     turned = KINDS[::-1]
     other = Origin.load(trained)
-    theirs = ClassifyImages.load_codec(other.folder, other.model, other.config)
+    theirs = load_codec(other.folder, other.model, other.config)
     teacher = Teacher(other, theirs, ImageCodec(ours, list(turned)), "cpu")
     theirs = teacher(ours.normalise(pixels)).softmax(-1)
-    assert np.allclose(theirs[:, [1, 0]], model.probabilities(pixels), atol=1e-5)
+    assert np.allclose(
+        theirs[:, [1, 0]],
+        model.codec.probabilities(model.model, pixels, model.predictor.plain),
+        atol=1e-5,
+    )
 
 
 def test_distillation_is_what_its_papers_say():
@@ -344,7 +350,7 @@ def test_lower_layers_learn_more_slowly_by_a_power_of_the_decay():
     assert len(plain) <= 3 and all("scale" not in group for group in plain)
 
 
-@pytest.mark.parametrize("name", [name for name in ClassifyImages.families() if name in MODELS])
+@pytest.mark.parametrize("name", [name for name in serving("images") if name in MODELS])
 def test_depths_rise_along_every_model(name):
     with torch.device("meta"):
         model = family(name)[1](replace(preset(name, "tiny"), labels=3))
@@ -456,16 +462,16 @@ def test_the_help_of_a_task_shows_its_own_examples(task, capsys):
 
 @pytest.mark.parametrize("name", [n for n in RECIPES if recipe(n).TASK == "images"])
 def test_recipes_use_keys_that_there_are_and_models_that_can_be_built(name):
-    settings = ClassifyImages.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
+    settings = IMAGES.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
     with torch.device("meta"):
         family(settings.family)[1](replace(settings.model, labels=10))
     assert " ".join((recipe(name).__doc__ or "").split()).count("regard train") == 1
 
 
 def test_every_family_has_settings_of_its_own():
-    for name in ClassifyImages.families():
+    for name in serving("images"):
         if name in MODELS:
-            settings = ClassifyImages.resolve({"family": name, "data": "somewhere"})
+            settings = IMAGES.resolve({"family": name, "data": "somewhere"})
             keys = {row.key for row in describe(type(settings))}
             assert {"model.drop_path", "model.labels", "augment", "teacher", "share"} <= keys
 

@@ -23,7 +23,8 @@ from regard.files.weights import state_of
 from regard.layers.layout import TokenGrid
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
-from regard.tasks.vision.images import ClassifyImages
+from regard.tasks.runner import Runner
+from regard.tasks.vision.images import TASK as IMAGES
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import Pretrain
 from regard.viewer import Look, Picture, draw
@@ -72,8 +73,8 @@ def make(kind: str, image: int = 32, **changes) -> torch.nn.Module:
     return model
 
 
-def classifier(kind: str = "vit", image: int = 32, **changes) -> ClassifyImages:
-    return ClassifyImages(make(kind, image, **changes), ImageCodec(ImageFormat(image, 3), LABELS))
+def classifier(kind: str = "vit", image: int = 32, **changes) -> Runner:
+    return IMAGES.bind(make(kind, image, **changes), ImageCodec(ImageFormat(image, 3), LABELS), {})
 
 
 def watched(model, size=(32, 32)):
@@ -298,7 +299,7 @@ def test_a_picture_tells_what_run_tells(photo):
 
 def test_a_grey_array_is_looked_at_as_it_is():
     pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
-    model = ClassifyImages(make("vit", 28, channels=1), ImageCodec(ImageFormat(28, 1), LABELS))
+    model = IMAGES.bind(make("vit", 28, channels=1), ImageCodec(ImageFormat(28, 1), LABELS), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         picture = model.picture(pixels, at="27,0")
@@ -344,7 +345,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
     with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
         name, size = "resnet", preset("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
-        ClassifyImages(model, ImageCodec(ImageFormat(32, 3), LABELS)).picture(photo)
+        IMAGES.bind(model, ImageCodec(ImageFormat(32, 3), LABELS), {}).picture(photo)
     with pytest.raises(UsageError, match=r"no\.png"):
         classifier().picture(str(tmp_path / "no.png"))
     with pytest.raises(UsageError, match="is no image"):

@@ -184,7 +184,7 @@ def test_noise_and_silence_are_no_sounds_that_were_learnt(tmp_path):
 @pytest.mark.skipif(not (DATA / "fashion-mnist").exists(), reason="no Fashion-MNIST here")
 def test_clothes_on_white_ground_are_known_and_noise_is_not():
     model = regard.load("fashion")
-    test = model.read_part_of(str(DATA / "fashion-mnist"), "test").parts.parts["test"]
+    test = model.read_part_of(str(DATA / "fashion-mnist"), "test")["test"]
     pixels = test.read(np.arange(0, 2000, 25))[:, 0].numpy()
     plain, white = model.run(list(pixels)), model.run([on_white(one) for one in pixels])
     assert not any(answer.notes for answer in plain)
@@ -201,7 +201,7 @@ def test_clothes_on_white_ground_are_known_and_noise_is_not():
 @pytest.mark.skipif(not (DATA / "fsdd").exists(), reason="no FSDD here")
 def test_digits_are_heard_in_speech_and_not_in_noise():
     model = regard.load("digits")
-    test = model.read_part_of(str(DATA / "fsdd"), "test").parts.parts["test"]
+    test = model.read_part_of(str(DATA / "fsdd"), "test")["test"]
     heard = model.run([test.read(i) for i in range(0, len(test), 5)])
     assert np.mean([str(answer) == NONE for answer in heard]) < 0.12
     rng = np.random.default_rng(0)

@@ -111,8 +111,12 @@ def test_every_word_has_a_time_that_is_its_own(model):
 def test_ways_to_decode_agree_where_all_is_clear_and_a_missing_head_is_named(model, both):
     samples, text = utterance(1)
     assert str(both.run(samples, decoding="ctc")) == text
-    assert both.decoder.ways == ["joint", "ctc", "attention"] and model.decoder.ways == ["ctc"]
-    for way in both.decoder.ways:
+    assert both.predictor.decoder.ways == [
+        "joint",
+        "ctc",
+        "attention",
+    ] and model.predictor.decoder.ways == ["ctc"]
+    for way in both.predictor.decoder.ways:
         answer = both.run(samples, decoding=way, beam=3, n_best=2)
         assert len(answer.words) == len(answer.text.split())
     # the weight of CTC alone decides where it is 1
@@ -142,12 +146,12 @@ def test_a_text_has_the_mean_of_its_probabilities_at_all_speeds(model):
     speeds = (0.9, 1.0, 1.15)
     for seed in range(3):
         samples, _ = utterance(seed)
-        played = [model.utterance(change_speed(samples, speed)) for speed in speeds]
-        (texts,) = model.decoder.at_speeds([played], speeds, model.check({"n_best": 3}))
+        played = [model.predictor.utterance(change_speed(samples, speed)) for speed in speeds]
+        (texts,) = model.predictor.decoder.at_speeds([played], speeds, model.check({"n_best": 3}))
         for one in texts:
             each = []
             for some in played:
-                table = model.decoder.encode([some]).frames(0)[:, None]
+                table = model.predictor.decoder.encode([some]).frames(0)[:, None]
                 sizes = torch.tensor([len(table)]), torch.tensor([len(one.ids)])
                 each.append(-F.ctc_loss(table, torch.tensor([one.ids]), *sizes, 0, "sum").item())
             assert one.score == pytest.approx(np.logaddexp.reduce(each) - np.log(3), abs=1e-3)
@@ -161,7 +165,7 @@ def test_one_speed_given_twice_changes_nothing_and_a_bonus_counts_once(model):
         assert twice.text == plain.text and twice.words == plain.words
         assert twice.score == pytest.approx(plain.score, abs=1e-3)
         more = model.run(samples, beam=5, speeds=(1.0, 1.0), length_bonus=0.01)
-        count = len(model.tokenizer.encode(more.text))
+        count = len(model.codec.tokenizer.encode(more.text))
         assert more.score == pytest.approx(twice.score + 0.01 * count, abs=1e-3)
 
 
@@ -275,7 +279,7 @@ def test_buckets_hold_about_as_many_and_none_is_longer_than_its_bucket():
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_loss_is_the_weighted_sum_of_both_heads(both, weight):
-    model, tokenizer = both.model, both.tokenizer
+    model, tokenizer = both.model, both.codec.tokenizer
     pairs = [utterance(n) for n in range(3)]
     rows = [np.array(tokenizer.encode(text)) for _, text in pairs]
     sound = pad_sounds([both.format.spectrogram(samples) for samples, _ in pairs])
@@ -373,7 +377,7 @@ def lm(home, data) -> Path:
 
 def test_a_language_model_is_fused_by_its_weight(both, lm):
     samples, text = utterance(4)
-    for way in both.decoder.ways:
+    for way in both.predictor.decoder.ways:
         plain = both.run(samples, decoding=way, beam=4)
         fused = both.run(samples, decoding=way, beam=4, lm=str(lm), lm_weight=0.0)
         assert fused.text == plain.text and fused.score == pytest.approx(plain.score, abs=1e-4)
@@ -486,7 +490,7 @@ def test_parts_are_told_apart_by_names_and_remembered(home, data):
 
 def test_looking_shows_the_beams_of_every_way_to_decode(both, home):
     path = str(write_tones(home / "beams.wav", "AB C"))
-    for way in both.decoder.ways:
+    for way in both.predictor.decoder.ways:
         check_tree(both.picture(path, decoding=way, beam=4, beams=True))
 
 

@@ -34,7 +34,7 @@ from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.settings import fill
-from regard.tasks.vision.images import ClassifyImages
+from regard.tasks.vision.images import TASK as IMAGES
 
 SIZE = {
     "hidden_size": 48,
@@ -493,7 +493,7 @@ def test_the_recipes_for_small_images_train_attention_models(
     recipe: str, image: int, channels: int
 ):
     told = import_module(f"regard.recipes.{recipe}").SETTINGS
-    config = ClassifyImages.resolve({**told, "data": "nowhere", "out": "nowhere"}).model
+    config = IMAGES.resolve({**told, "data": "nowhere", "out": "nowhere"}).model
     config = replace(config, labels=10, image=image, channels=channels)
     model, images = build("vit", config), torch.empty(1, channels, image, image, device="meta")
     counted = forward(model, (images,))

@@ -152,8 +152,8 @@ def test_causes_of_a_window_are_the_plain_loop(both, monkeypatch):
     """A sound shorter than the window: its cells are cut, and the silence after it is not."""
     task = regard.load(str(both[2]), task="transcribe")
     task.model.double()
-    heard = task.spectrogram
-    monkeypatch.setattr(task, "spectrogram", lambda samples: heard(samples).double())
+    heard = task.predictor.spectrogram
+    monkeypatch.setattr(task.predictor, "spectrogram", lambda samples: heard(samples).double())
     sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32) / 10
     asked = task.look_settings({"forced": "the cat"})
     question = task.question(sound, asked)

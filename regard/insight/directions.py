@@ -21,6 +21,7 @@ from regard.data.image_files import ImageOptions
 from regard.data.images import ImageData, Images, load_images
 from regard.errors import UsageError, nearest
 from regard.files import cache_folder
+from regard.modalities.image import IMAGE
 from regard.models.variational import VAE
 from regard.settings import fill, setting
 from regard.training.progress import Progress
@@ -185,7 +186,8 @@ class Judge:
 
     def __init__(self, task: Any, classes: Sequence[str]):
         theirs = list(getattr(task, "labels", []))
-        if not hasattr(task, "probabilities") or not set(classes) <= set(theirs):
+        labels_images = getattr(task, "inputs", None) is IMAGE and bool(theirs)
+        if not labels_images or not set(classes) <= set(theirs):
             missing = [name for name in classes if name not in theirs]
             raise UsageError(
                 f"judge= knows {', '.join(theirs[:12]) or 'no labels'}; expected a classifier of "
@@ -202,8 +204,9 @@ class Judge:
         if pixels.shape[-1] != format.size:
             sized = F.interpolate(pixels.float(), (format.size, format.size), mode="bilinear")
             pixels = sized.round().clamp(0, 255).to(torch.uint8)
-        found = [self.task.probabilities(some) for some in pixels.split(BATCH)]
-        return np.concatenate(found)[:, self.order]
+        judge = self.task
+        probs = judge.codec.probabilities(judge.model, pixels, judge.predictor.plain)
+        return probs[:, self.order]
 
 
 def purity(before: np.ndarray, after: np.ndarray, start: int, to: int) -> float:

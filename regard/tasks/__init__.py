@@ -58,7 +58,7 @@ TASKS: dict[str, Entry] = {
     ),
     "images": Entry(
         "regard.tasks.vision.images",
-        "ClassifyImages",
+        "TASK",
         (
             "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
             "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
@@ -98,7 +98,7 @@ TASKS: dict[str, Entry] = {
     ),
     "transcribe": Entry(
         "regard.tasks.sound.transcribe",
-        "Transcribe",
+        "TASK",
         (
             "regard train transcribe data=speech.tsv minutes=60 out=runs/speech",
             "regard train transcribe data=an4 decoder_depth=2 ctc_weight=0.3 out=runs/an4",
@@ -106,7 +106,7 @@ TASKS: dict[str, Entry] = {
     ),
     "sounds": Entry(
         "regard.tasks.sound.sounds",
-        "ClassifySounds",
+        "TASK",
         (
             "regard train sounds data=commands minutes=15 out=runs/commands",
             "regard train sounds data=digits pattern={label}_{speaker}_{take} test=*_[0-4].*",

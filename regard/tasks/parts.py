@@ -189,6 +189,7 @@ class Objective:
 
     Settings: type[TrainSettings]
     sizes: Mapping[str, Mapping[str, Any]] = {}  # what a size means for training
+    published_sizes: bool = False  # whether other sizes are published models, trained as a big one
     short: Mapping[str, str | tuple[str, ...]] = SHORT  # short keys of the model's config
 
     def families(self, task: "Task", values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -310,12 +311,19 @@ class Streaming(Protocol):
         ...
 
 
-class Judge:
+D = TypeVar("D", bound=Dataset[Any])
+
+
+class Judge(Generic[D]):
     """How predictions on a test set are scored, and compared with those of another model."""
 
     Settings: type[EvalSettings] = EvalSettings
     Result: type[Evaluation] = Evaluation
     several: ClassVar[bool] = False  # whether a model is judged against more than one at once
+
+    def subject(self, runner: "Runner[Any]", settings: Any) -> "Runner[Any]":
+        """The model that is judged: this one, or one made of it, such as a probe on its vectors."""
+        return runner
 
     def rival(
         self, runner: "Runner[Any]", other: "Runner[Any]", settings: Any, given: Mapping[str, Any]
@@ -330,14 +338,14 @@ class Judge:
     def check(self, settings: Any, given: Mapping[str, Any]) -> None:
         """Refuse settings, of which the user gave some, before anything is read."""
 
-    def read(self, runner: "Runner[Any]", settings: Any) -> Dataset[Any]:
+    def read(self, runner: "Runner[Any]", settings: Any) -> D:
         """The part that a model is judged on."""
         raise NotImplementedError
 
     def predict(
         self,
         runner: "Runner[Any]",
-        data: Dataset[Any],
+        data: D,
         settings: Any,
         like: "Runner[Any] | None" = None,
     ) -> Any:
@@ -351,7 +359,7 @@ class Judge:
     def score(
         self,
         runner: "Runner[Any]",
-        data: Dataset[Any],
+        data: D,
         predictions: Any,
         settings: Any,
         systems: Sequence[System] = (),
@@ -360,13 +368,13 @@ class Judge:
         raise NotImplementedError
 
     def compare(
-        self, runner: "Runner[Any]", data: Dataset[Any], theirs: System, ours: Any, settings: Any
+        self, runner: "Runner[Any]", data: D, theirs: System, ours: Any, settings: Any
     ) -> list[Comparison] | None:
         """Comparison with another model by a paired test; None: the scores are told."""
         return None
 
     def outputs(
-        self, runner: "Runner[Any]", data: Dataset[Any], predictions: Any, settings: Any
+        self, runner: "Runner[Any]", data: D, predictions: Any, settings: Any
     ) -> list[dict[str, Any]]:
         """Predictions as rows of the file that outputs= names."""
         raise NotImplementedError
@@ -416,7 +424,7 @@ class Task:
     holds: str
     inputs: "Modality[Any]"
     predictor: type[Predictor[Any]] | Configured[Any]
-    judge: Judge
+    judge: Judge[Any]
     load_codec: Callable[[Path, Model, dict[str, Any]], Any]
     objective: Objective | None = None
     target: str | None = None
@@ -507,7 +515,9 @@ class Task:
             kind,
             given,
             config=objective.shape(self, name, values, origin),
-            sizes=self.sizes,
+            sizes={size_of(values): self.sizes["big"], **self.sizes}
+            if objective.published_sizes
+            else self.sizes,
             short=self.short,
             holds=self.holds,
         )

@@ -51,9 +51,6 @@ class Runner(Generic[A]):
         self, task: Task, model: nn.Module, codec: Codec, config: Mapping[str, Any] | None = None
     ):
         self.task, self.config = task, dict(config or {})
-        # of what type these are, the parts of one row know of each other
-        self.model: Any = model
-        self.codec: Any = codec
         self.predictor: Any = task.predictor(model, codec, self.config)
         self.device = next(model.parameters()).device
         self.path = ""  # as it was loaded by
@@ -61,6 +58,22 @@ class Runner(Generic[A]):
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
         self._defaults: tuple[dict[str, Any], Any] | None = None  # of runs: as given, completed
+
+    # of what type model and codec are, the parts of one row know of each other
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self.predictor.model
+
+    @property
+    def codec(self) -> Any:
+        """What lies beside its weights."""
+        return self.predictor.codec
+
+    @codec.setter
+    def codec(self, codec: Any) -> None:
+        self.predictor.codec = codec
 
     @property
     def name(self) -> str:
@@ -76,6 +89,11 @@ class Runner(Generic[A]):
     def holds(self) -> str:
         """What data of the task hold."""
         return self.task.holds
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels that the model tells apart; none where it gives none."""
+        return getattr(self.codec, "labels", [])
 
     @property
     def several_against(self) -> bool:
@@ -288,22 +306,24 @@ class Runner(Generic[A]):
             )
         lookup("part", asked.part, PARTS)
         judge.check(asked, settings)
-        others = listed(against)
-        theirs = [judge.rival(self, other, asked, settings) for other in others]
         with self.using(asked):
-            data = judge.read(self, asked)
+            runner = judge.subject(self, asked)
+            others = [judge.subject(other, asked) for other in listed(against)]
+            judge = runner.task.judge
+            theirs = [judge.rival(runner, other, asked, settings) for other in others]
+            data = judge.read(runner, asked)
             started = time.perf_counter()
-            predictions = judge.predict(self, data, asked)
+            predictions = judge.predict(runner, data, asked)
             seconds = time.perf_counter() - started
-            systems = [System(names[0], self, asked, predictions, settings)]
+            systems = [System(names[0], runner, asked, predictions, settings)]
             for name, other, how in zip(names[1:], others, theirs, strict=True):
                 with other.using(how):
-                    predicted = judge.predict(other, data, how, like=self)
+                    predicted = judge.predict(other, data, how, like=runner)
                 systems.append(System(name, other, how, predicted, settings))
-            judged = judge.score(self, data, predictions, asked, systems)
+            judged = judge.score(runner, data, predictions, asked, systems)
             scores, comparison = list(judged.scores), []
             for other in systems[1:]:
-                rows = judge.compare(self, data, other, predictions, asked)
+                rows = judge.compare(runner, data, other, predictions, asked)
                 if rows is None:
                     told = judge.score(other.runner, data, other.predictions, asked).scores
                     scores += [replace(one, name=f"{one.name} of {other.name}") for one in told]
@@ -312,7 +332,7 @@ class Runner(Generic[A]):
                     comparison += (
                         [replace(row, against=other.name) for row in rows] if many else rows
                     )
-            hashes = self.codec.hashes()
+            hashes = runner.codec.hashes()
             made_with = {
                 "data": asked.data,
                 "part": asked.part,
@@ -322,7 +342,7 @@ class Runner(Generic[A]):
                 **provenance(),
             }
         if asked.outputs:
-            write_outputs(asked.outputs, judge.outputs(self, data, predictions, asked))
+            write_outputs(asked.outputs, judge.outputs(runner, data, predictions, asked))
         return judge.Result(
             names[0],
             scores,
@@ -331,7 +351,7 @@ class Runner(Generic[A]):
             made_with,
             ", ".join(name for name in names[1:] if name) or None,
             comparison,
-            self.task.unit,
+            runner.task.unit,
             notes=data.notes,
             **judged.fields,
         )
@@ -381,8 +401,8 @@ class Runner(Generic[A]):
         told["parameters"] = f"{parameters(self.model):,}"
         if self.config.get("from") and self.config.get("to"):
             told["languages"] = f"{self.config['from']} to {self.config['to']}"
-        if labels := getattr(self.codec, "labels", None):
-            told["labels"] = len(labels)
+        if self.labels:
+            told["labels"] = len(self.labels)
         told["device"] = self.device
         words = ", ".join(f"{key}={value}" for key, value in told.items() if value != "")
         return f"Runner({self.path!r}, {words})"

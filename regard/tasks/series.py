@@ -39,10 +39,10 @@ from regard.tasks.frame.settings import (
     TrainSettings,
     derived,
 )
-from regard.tasks.labels.classifier import GROUP, Classifier, in_groups
+from regard.tasks.labels.classifier import GROUP, classifier, in_groups
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import LabelObjective
-from regard.tasks.parts import Choice, Configured, Task
+from regard.tasks.parts import Choice, Task
 from regard.tasks.runner import Runner
 from regard.training.label_loss import soft_loss
 from regard.viewer.picture import Picture
@@ -102,7 +102,7 @@ class SeriesCodec(MediaCodec):
     """The format of a model's series, its labels and baselines."""
 
     kind = "series"
-    modality, Run = SERIES, RunSeries
+    modality = SERIES
     format: SeriesFormat
 
     def groups(self, inputs: Sequence[Any], settings: Any) -> Iterator[Any]:
@@ -140,7 +140,7 @@ class SeriesCodec(MediaCodec):
 
         series = SERIES.decode(given, self.format)
         with watch(model) as maps:
-            described = describe(series)
+            described = describe([series])
         names = model.chunks.names(series.shape[:-1])
         views = text_views(maps, names, whole="series")
         return Picture(title=given.where, views=views, source=given.where, **described)
@@ -257,7 +257,7 @@ TASK = Task(
     name="series",
     holds="series of numbers and labels",
     inputs=SERIES,
-    predictor=Configured(Classifier, RunSeries),
+    predictor=classifier(RunSeries()),
     judge=LabelJudge(read_test),
     load_codec=load_codec,
     objective=LabelObjective(

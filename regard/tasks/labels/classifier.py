@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +18,9 @@ from regard.metrics.outliers import Outliers
 from regard.modalities.base import Modality
 from regard.tasks.frame.answers import Classified, Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.settings import RunSettings
-from regard.tasks.parts import Codec, Predictor
+from regard.tasks.parts import Codec, Configured, Predictor
 from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
 
 STRANGERS = 300  # of each kind that is made
 NONE_EXAMPLES = 3000  # of a part, that distances are measured on
@@ -48,7 +49,6 @@ class LabelCodec(Codec, Protocol[Raw]):
     """What brings the inputs of a modality to a classifier, and knows its labels."""
 
     modality: Modality[Raw]
-    Run: type  # settings of a run
     labels: list[str]
     baselines: Baselines | None
     outliers: Outliers | None
@@ -76,7 +76,7 @@ class LabelCodec(Codec, Protocol[Raw]):
         ...
 
     def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
-        """Where a model looks while it answers an input; `describe` answers what was read."""
+        """Where a model looks while it answers an input; `describe` answers one that was read."""
         ...
 
     def baseline_vectors(self, part: Any) -> np.ndarray:
@@ -101,14 +101,21 @@ class NoneOfThese(Protocol[Raw]):
 
 
 class Classifier(Predictor[Classified]):
-    """Gives each input the most probable of its labels, whatever an input is."""
+    """Gives each input the most probable of its labels, whatever an input is.
 
-    Settings = RunSettings
-    codec: Any  # a LabelCodec
+    Args:
+        model: the model.
+        codec: a LabelCodec, which brings inputs to it.
+        config: what its config.json says.
+        plain: settings of a run without options.
+    """
 
-    def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]):
+    codec: Any
+
+    def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any], plain: Any):
         super().__init__(model, codec, config)
         self.labels: list[str] = codec.labels
+        self.plain = plain
 
     def check(self, settings: Any) -> Any:
         """Refuse more labels than there are."""
@@ -156,6 +163,8 @@ class Classifier(Predictor[Classified]):
     def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
         ((raws, _),) = self.codec.groups([given], settings)
+        if isinstance(raws[0], str):
+            raise UsageError(raws[0])
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
@@ -176,16 +185,11 @@ class Classifier(Predictor[Classified]):
     def explain(self, given: Any, settings: Any) -> Picture:
         """Watch the model while it labels an input, and gather where it looked."""
 
-        def describe(raw: Any) -> dict[str, Any]:
-            probs = self.codec.probabilities(self.model, [raw], self.plain)
-            return self.described(probs[0], settings, [raw])
+        def describe(raws: Any) -> dict[str, Any]:
+            probs = self.codec.probabilities(self.model, raws, self.plain)
+            return self.described(probs[0], settings, raws)
 
         return self.codec.picture(self.model, given, settings, describe)
-
-    @property
-    def plain(self) -> Any:
-        """Settings of a run without options."""
-        return self.codec.Run()
 
     def described(self, probs: np.ndarray, settings: Any, raws: Any) -> dict[str, Any]:
         """Fields of a picture that tell the likeliest labels (labels,)."""
@@ -249,6 +253,11 @@ class Classifier(Predictor[Classified]):
             f"none of these: {100 * share:g}% of the validation part; labelled all the same: {told}"
         )
         return found
+
+
+def classifier(plain: Any, look: type = LookSettings) -> Configured[Classified]:
+    """The classifier of a task whose runs, without options, have such settings."""
+    return Configured(partial(Classifier, plain=plain), type(plain), look)
 
 
 def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality[Any]) -> list[Any]:

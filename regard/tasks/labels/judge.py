@@ -1,6 +1,6 @@
 """One judge of labels, whatever has them: accuracy, F1, loss, scores by class, worst errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,19 +25,29 @@ class ReadsTest(Protocol):
         ...
 
 
-class LabelJudge(Judge):
+class LabelJudge(Judge[Dataset[Any]]):
     """Judges one label an example by the probabilities that a model gives to all of them.
 
     Args:
         read_test: reads the part that is judged, with the labels of a model.
         made_with: settings that a score depends on.
+        subject: the model that is judged, if another is made of one for that.
     """
 
     Settings = BootstrapSettings
     Result = LabelEvaluation
 
-    def __init__(self, read_test: ReadsTest, made_with: Any = lambda runner, settings: {}):
-        self.read_test, self.made_with = read_test, made_with
+    def __init__(
+        self,
+        read_test: ReadsTest,
+        made_with: Callable[[Runner[Any], Any], dict[str, Any]] = lambda runner, settings: {},
+        subject: Callable[[Runner[Any], Any], Runner[Any]] = lambda runner, settings: runner,
+    ):
+        self.read_test, self.made_with, self._subject = read_test, made_with, subject
+
+    def subject(self, runner: Runner[Any], settings: Any) -> Runner[Any]:
+        """The model that is judged."""
+        return self._subject(runner, settings)
 
     def rival(
         self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]

@@ -77,6 +77,7 @@ class LabelObjective(Objective):
         settings: class of the settings of a training.
         sizes: what a size means for training.
         short: short keys for fields of the model's config.
+        published_sizes: whether other sizes are published models, trained as a big one.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class LabelObjective(Objective):
         settings: type,
         sizes: Mapping[str, Mapping[str, Any]],
         short: Mapping[str, str | tuple[str, ...]],
+        published_sizes: bool = False,
     ):
-        self.inputs, self.Settings = inputs, settings
+        self.inputs, self.Settings, self.published_sizes = inputs, settings, published_sizes
         self.sizes, self.short = sizes, short
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:

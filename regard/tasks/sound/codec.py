@@ -1,9 +1,10 @@
-"""What tasks on sounds share: settings, the format of sounds, batches, running and looking."""
+"""What tasks on sounds share: settings, what brings sounds to a model, and batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +16,25 @@ from regard.data.augment import step_rng
 from regard.data.batches import Batches
 from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
+from regard.data.sound_files import SUFFIXES
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
+from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.layers.layout import time_grid
+from regard.metrics.baselines import block_means
 from regard.modalities.sound import SOUND
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.media import MediaCodec, MediaTask, saved_format
+from regard.tasks.frame.media import MediaCodec, first_files, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys, window_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer
-from regard.viewer.settings import SoundLookSettings
+from regard.tasks.labels.classifier import STRANGERS, in_groups
+from regard.viewer.picture import Picture, Recording
 
 ConformerConfig, _ = family("conformer")
 MOST_CELLS = 100  # of a window, which are cut one by one
@@ -120,7 +124,193 @@ class SoundCodec(MediaCodec):
     """The format of a model's sounds, its labels or tokenizer, and what else lies beside it."""
 
     kind = "sound"
+    modality = SOUND
     format: SoundFormat
+
+    def groups(self, inputs: Sequence[Any], settings: Any) -> Iterator[Any]:
+        """Samples of sounds, as many at once as there is memory for."""
+
+        def read(given: Any, notes: list[str]) -> np.ndarray | str:
+            return SOUND.read(given, self.format, settings.broken)
+
+        def seconds(raw: np.ndarray | str) -> float:
+            return len(raw) / self.format.rate
+
+        return in_groups(read, inputs, GROUP_SECONDS, seconds)
+
+    def raws(self, part: Sounds) -> list[np.ndarray]:
+        """Samples of the sounds of a part."""
+        return [part.read(i) for i in range(len(part))]
+
+    def arguments(self, raws: Sequence[np.ndarray], device: Any) -> tuple[Tensor, Tensor]:
+        """Spectrograms (b, t, mels), and their frames (b)."""
+        return pad_sounds([self.format.spectrogram(samples) for samples in raws], device)
+
+    def probabilities(self, model: Any, raws: Sequence[np.ndarray], settings: Any) -> np.ndarray:
+        """Probability of each label, (n, labels), for the samples of sounds."""
+        device = next(model.parameters()).device
+
+        @torch.inference_mode()
+        def forward(some: list[Tensor]) -> list[np.ndarray]:
+            logits = model(*pad_sounds(some, device)).float()
+            return list(logits.softmax(-1).cpu().numpy())
+
+        features = [self.format.spectrogram(samples) for samples in raws]
+        frames = max(1, round(settings.batch_seconds / self.format.hop))
+        rows = in_batches(features, [len(one) for one in features], forward, tokens=frames)
+        return np.stack(rows)
+
+    def tokens(self, model: Any, raw: np.ndarray) -> dict[str, Any]:
+        """Moments of a sound, and which of them each key is."""
+        return self.moments(model, self.format.frames(len(raw)))
+
+    def moments(self, model: Any, frames: int) -> dict[str, Any]:
+        """Tokens, keys and grid of a Question about a spectrogram of so many frames."""
+        from regard.viewer.image import layouts
+
+        seconds, stride = model.stride * self.format.hop, model.stride
+        size = 1
+        if not hasattr(model.config, "full_window"):
+            grid, keys = grid_keys(layouts(model, (self.format.mels, frames)))
+        else:  # a window that is longer than the sound, of which some vectors are cut together
+            size, columns = model.config.max_frames, -(-frames // stride)
+            step = -(-columns // MOST_CELLS)
+            grid = time_grid(-(-columns // step), step * stride, frames)
+            keys, seconds = window_keys(columns, step), step * seconds
+        names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
+        grid = replace(grid, seconds=seconds)
+        return {"tokens": names, "keys": keys, "grid": grid, "size": size}
+
+    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
+        """Watch a model while it answers a sound, and gather where it looked.
+
+        `describe` answers samples (n,) as fields of the picture; a field `forward` is one pass over
+        the sound, whose attention is shown.
+        """
+        from regard.viewer.sound import parse_moment, sound_picture
+
+        samples, rate = self.format.read(given), self.format.rate
+        name = Path(given).name if isinstance(given, str | Path) else "sound"
+        if len(samples) > LOOK_SECONDS * rate:
+            raise UsageError(
+                f"{name}: {len(samples) / rate:.0f} seconds; at most "
+                f"{LOOK_SECONDS:.0f} are looked at, cut it"
+            )
+        query = parse_moment(settings.at, len(samples) / rate)
+        described = describe([samples])
+        device = next(model.parameters()).device
+        usual = partial(model, *self.arguments([samples], device))
+        forward = described.pop("forward", usual)
+        with watch(model) as maps, torch.inference_mode():
+            forward()
+        return sound_picture(
+            model,
+            maps,
+            self.format.log_mel(samples).numpy(),
+            Recording(samples, rate, **described.pop("recording", {})),
+            stride=model.stride,
+            view=settings.view,
+            query=query,
+            **{"title": name, "source": name, **described},
+        )
+
+    def baseline_vectors(self, part: Sounds) -> np.ndarray:
+        """Means of stretches of frames."""
+        log_mels = (self.format.log_mel(samples).numpy() for samples in self.raws(part))
+        return np.stack([block_means(each) for each in log_mels])
+
+    # None of these
+
+    @torch.inference_mode()
+    def outlier_vectors(self, model: Any, raws: Sequence[np.ndarray]) -> np.ndarray:
+        """Each filter's mean and deviation, the length, and the vector that the head reads."""
+        device = next(model.parameters()).device
+
+        def vector(samples: np.ndarray) -> np.ndarray:
+            filters = self.format.log_mel(samples)
+            memory, lengths = model.encode(*self.arguments([samples], device))
+            pooled = model.readout.pool(memory, lengths)[0].float().cpu()
+            length = torch.tensor([float(np.log(len(filters)))])
+            deviation = filters.std(0, correction=0)
+            return torch.cat([filters.mean(0), deviation, length, pooled]).numpy()
+
+        return np.stack([vector(samples) for samples in raws])
+
+    def strangers(self, raws: Sequence[np.ndarray], rng: np.random.Generator) -> dict[str, Any]:
+        """Noise, noise with the spectrum of speech, tones and silence, at any loudness."""
+        sizes = rng.choice([len(one) for one in raws], STRANGERS)
+        gains = 10 ** rng.uniform(-3, -0.5, STRANGERS)
+
+        def pink(n: int) -> np.ndarray:
+            spectrum = np.fft.rfft(rng.normal(size=n))
+            noise = np.fft.irfft(spectrum / np.sqrt(np.arange(len(spectrum)) + 1), n)
+            return noise / max(1e-9, noise.std())
+
+        def tone(n: int) -> np.ndarray:
+            pitch = rng.uniform(50, self.format.rate / 2)
+            return np.sin(2 * np.pi * pitch * np.arange(n) / self.format.rate)
+
+        makers = {
+            "noise": lambda n: rng.normal(size=n),
+            "pink noise": pink,
+            "tones": tone,
+            "silence": np.zeros,
+        }
+        return {
+            name: [
+                np.float32(gain * make(n)) for n, gain in zip(sizes.tolist(), gains, strict=True)
+            ]
+            for name, make in makers.items()
+        }
+
+    def read_foreign(self, folder: str) -> list[np.ndarray]:
+        """Sounds of a folder that are none of what was learnt."""
+        return [self.format.read(file) for file in first_files(folder, SUFFIXES)]
+
+
+def sound_options(settings: Any, target: str) -> SoundOptions:
+    """How the files of a set are taken."""
+    return SoundOptions(target, settings.columns, settings.header, broken=settings.broken)
+
+
+def check_sound(settings: Any, origin: Origin | None) -> Any:
+    """Refuse formats and augmentations that mean nothing; a model has the format of init."""
+    settings.augment.check()
+    if origin is not None and isinstance(origin.config.get("sound"), dict):
+        return replace(settings, sound=format_of(origin.folder, origin.model, origin.config))
+    sound = settings.sound.check()
+    return replace(settings, model=replace(settings.model, mels=sound.mels))
+
+
+def read_training(settings: Any, options: SoundOptions) -> SoundData:
+    """Sounds to train and to validate on."""
+    return load_sounds(
+        str(settings.data),
+        valid=settings.valid,
+        test=settings.test,
+        format=settings.sound,
+        options=options,
+    )
+
+
+def read_sounds(runner: Any, settings: Any, options: SoundOptions) -> SoundData:
+    """The part that is judged, as a model hears it."""
+    return load_sounds(
+        settings.data,
+        need=(settings.part,),
+        valid=settings.valid,
+        test=settings.test,
+        format=runner.codec.format,
+        options=options,
+        classes=runner.codec.labels or None,
+        trained=runner.trained,
+    )
+
+
+def parts_by_name(settings: Any) -> dict[str, Any]:
+    """How parts are told apart by names, which evaluations go by."""
+    parts = {key: getattr(settings, key) for key in ("valid", "test")}
+    return {f"read_{key}": value for key, value in parts.items() if is_glob(value)}
 
 
 def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundFormat:
@@ -202,154 +392,3 @@ class SoundBatches:
     def epoch(self) -> float:
         """Return in how many batches all sounds are read once."""
         return self.batches.len_epoch()
-
-
-# Using
-
-A = TypeVar("A", bound=Answer)
-
-
-class SoundTask(MediaTask[SoundCodec, A]):
-    """A task whose inputs are sounds."""
-
-    unit = "sounds"
-    inputs = SOUND
-    Train, Run, Look = SoundTrainSettings, SoundRunSettings, SoundLookSettings
-    short = SHORT
-
-    @property
-    def format(self) -> SoundFormat:
-        """Return how sounds are brought to the model."""
-        return self.codec.format
-
-    # Training
-
-    @classmethod
-    def options(cls, settings: Any) -> SoundOptions:
-        """Return how the files of a set are taken."""
-        return SoundOptions(
-            cls.target or "none", settings.columns, settings.header, broken=settings.broken
-        )
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse formats and augmentations that mean nothing; a model has the format of init."""
-        settings.augment.check()
-        if origin is not None and isinstance(origin.config.get("sound"), dict):
-            format = format_of(origin.folder, origin.model, origin.config)
-            return replace(settings, sound=format)
-        sound = settings.sound.check()
-        return replace(settings, model=replace(settings.model, mels=sound.mels))
-
-    @classmethod
-    def load_parts(cls, settings: Any) -> SoundData:
-        """Read the sounds to train and to validate on."""
-        return load_sounds(
-            str(settings.data),
-            valid=settings.valid,
-            test=settings.test,
-            format=settings.sound,
-            options=cls.options(settings),
-        )
-
-    @classmethod
-    def reading(cls, settings: Any) -> dict[str, Any]:
-        """Return how parts are told apart by names, which evaluations go by."""
-        parts = {key: getattr(settings, key) for key in ("valid", "test")}
-        return {f"read_{key}": value for key, value in parts.items() if is_glob(value)}
-
-    # Running
-
-    def read_test(self, settings: Any) -> SoundData:
-        """Read the part that is judged."""
-        return load_sounds(
-            settings.data,
-            need=(settings.part,),
-            valid=settings.valid,
-            test=settings.test,
-            format=self.format,
-            options=self.options(settings),
-            classes=self.codec.labels or None,
-            trained=self.trained,
-        )
-
-    def eval_defaults(self) -> dict[str, Any]:
-        """Return how the model's own data were read, where their names say it."""
-        found = {key: self.config.get(f"read_{key}") for key in ("valid", "test", "pattern")}
-        return {key: value for key, value in found.items() if isinstance(value, str)}
-
-    def read_groups(self, inputs: Sequence[Any], broken: str) -> Iterator[list[np.ndarray | str]]:
-        """Read sounds, as many at once as there is memory for."""
-        group: list[np.ndarray | str] = []
-        seconds = 0.0
-        for given in inputs:
-            group.append(SOUND.read(given, self.format, broken))
-            seconds += len(group[-1]) / self.format.rate
-            if seconds >= GROUP_SECONDS:
-                yield group
-                group, seconds = [], 0.0
-        if group:
-            yield group
-
-    def answer_sounds(self, sounds: list[np.ndarray], settings: Any, lines: list[int]) -> list[A]:
-        """Answer samples (n,), which are inputs of these numbers."""
-        raise NotImplementedError
-
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
-        """Answer sounds, some at a time."""
-
-        def answer(sounds: list[np.ndarray], lines: list[int]) -> list[A]:
-            return self.answer_sounds(sounds, settings, lines)
-
-        answers: list[Any] = []
-        for group in self.read_groups(inputs, settings.broken):
-            answers += self.answer_read(group, answer, first + len(answers))
-        return answers
-
-    def time_tokens(self, frames: int) -> dict[str, Any]:
-        """Return tokens, keys and grid of a Question about a spectrogram of so many frames."""
-        from regard.viewer.image import layouts
-
-        seconds, stride = self.model.stride * self.format.hop, self.model.stride
-        size = 1
-        if not hasattr(self.model.config, "full_window"):
-            grid, keys = grid_keys(layouts(self.model, (self.format.mels, frames)))
-        else:  # a window that is longer than the sound, of which some vectors are cut together
-            size, columns = self.model.config.max_frames, -(-frames // stride)
-            step = -(-columns // MOST_CELLS)
-            grid = time_grid(-(-columns // step), step * stride, frames)
-            keys, seconds = window_keys(columns, step), step * seconds
-        names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
-        told = {"tokens": names, "keys": keys, "grid": replace(grid, seconds=seconds)}
-        return {**told, "size": size}
-
-    def describe(
-        self, samples: np.ndarray, settings: Any
-    ) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Answer the samples (n,) of a sound as fields of its picture.
-
-        The second is one pass over the sound, whose attention is shown.
-        """
-        raise NotImplementedError
-
-    def explain(self, given: Any, settings: Any) -> Any:
-        """Watch the model while it answers a sound, and gather where it looked."""
-        from regard.viewer.picture import Recording
-        from regard.viewer.sound import parse_moment, sound_picture
-
-        samples = self.format.read(self.check_input(given, settings))
-        name = Path(given).name if isinstance(given, str | Path) else "sound"
-        if len(samples) > LOOK_SECONDS * self.format.rate:
-            raise UsageError(
-                f"{name}: {len(samples) / self.format.rate:.0f} seconds; at most "
-                f"{LOOK_SECONDS:.0f} are looked at, cut it"
-            )
-        query = parse_moment(settings.at, len(samples) / self.format.rate)
-        told, forward = self.describe(samples, settings)
-        with watch(self.model) as maps, torch.inference_mode():
-            forward()
-        recording = Recording(samples, self.format.rate, **told.pop("recording", {}))
-        told = {"title": name, "source": name, **told}
-        seen = self.model, maps, self.format.log_mel(samples).numpy(), recording
-        more = {"stride": self.model.stride, "view": settings.view, "query": query}
-        return sound_picture(*seen, **more, **told)

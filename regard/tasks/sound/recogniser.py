@@ -1,6 +1,6 @@
 """Speech recognition with a trained model: transcripts, their scores, and what it attended to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,21 @@ from regard.decode.speech.segments import Segment, cut_at_pauses, loudness
 from regard.decode.speech.subtitles import join_words
 from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError
+from regard.metrics.score import Comparison
 from regard.metrics.speech import compare_transcripts, transcript_scores
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Judged
-from regard.tasks.sound.codec import SoundCodec, SoundTask, format_of, pad_sounds
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System
+from regard.tasks.runner import Runner
+from regard.tasks.sound.codec import (
+    SoundCodec,
+    format_of,
+    pad_sounds,
+    read_sounds,
+    sound_options,
+)
 from regard.tasks.sound.transcribing import (
     TranscribeEval,
     TranscribeLook,
@@ -36,17 +44,33 @@ from regard.tasks.sound.transcribing import (
     words_of_ids,
 )
 from regard.training.ctc_loss import ctc_losses
+from regard.viewer.picture import Picture
+
+PART = 256  # sounds of a part that are in memory at once
 
 
-class SpeechRecogniser(SoundTask[Transcript]):
-    """A model that writes what is said in a sound."""
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
+    """Format of sounds and tokenizer of a folder."""
+    if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
+        raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab > model.config.vocab:
+        raise UsageError(
+            f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
+            f"{model.config.vocab}"
+        )
+    return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
 
-    Run, Eval, Look = TranscribeRun, TranscribeEval, TranscribeLook
 
-    def __init__(self, model: Any, codec: SoundCodec, config: Mapping[str, Any] | None = None):
+class Recogniser(Predictor[Transcript]):
+    """Writes what is said in a sound, word by word with their times."""
+
+    Settings, Look = TranscribeRun, TranscribeLook
+
+    def __init__(self, model: Any, codec: SoundCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         assert codec.tokenizer is not None
-        self.tokenizer, hop = codec.tokenizer, codec.format.hop
+        self.tokenizer, self.format, hop = codec.tokenizer, codec.format, codec.format.hop
         # a frame of the encoder stands for those of the spectrogram around its middle
         delay = (model.stride - 1) / 2 * hop - (codec.format.seconds(100) - 100 * hop)
         times: dict[str, Any] = {"seconds": model.stride * hop, "delay": delay}
@@ -58,26 +82,13 @@ class SpeechRecogniser(SoundTask[Transcript]):
             self.decoder = SpeechDecoder(model, self.tokenizer, **times)
         self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
 
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
-        """Read the format of sounds and the tokenizer."""
-        if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
-            raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.vocab > model.config.vocab:
-            raise UsageError(
-                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
-                f"{model.config.vocab}"
-            )
-        return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
-
     @property
-    def own(self) -> dict[str, Any]:
-        """Return the model's own defaults of decoding; Whisper's is greedy."""
+    def defaults(self) -> dict[str, Any]:
+        """The model's own defaults of decoding; Whisper's is greedy."""
         greedy = {"beam": 1} if isinstance(self.decoder, WhisperDecoder) else {}
-        return {**greedy, **super().own}
+        return {**greedy, **super().defaults}
 
-    def check_run(self, settings: Any) -> Any:
+    def check(self, settings: Any) -> Any:
         """Refuse unknown names, and options that contradict each other or the model."""
         self.decoder.check(settings)
         if settings.speeds != (1.0,):
@@ -88,7 +99,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
                 f"format={format} needs the times of words, which this model cannot "
                 "tell: it has no CTC head; choose text"
             )
-        return super().check_run(settings)
+        return settings
 
     def check_speeds(self, settings: Any) -> Any:
         """Refuse several speeds where texts are not compared by CTC.
@@ -101,7 +112,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
         by_ctc = (settings.decoding or self.decoder.ways[0]) == "ctc"
         if settings.forced is None and by_ctc:
             return settings
-        if list(settings.speeds) == self.own.get("speeds"):
+        if list(settings.speeds) == self.defaults.get("speeds"):
             return replace(settings, speeds=(1.0,))
         if settings.forced is not None:
             raise UsageError(f"{told} is for recognising; leave it out with forced=")
@@ -136,16 +147,23 @@ class SpeechRecogniser(SoundTask[Transcript]):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Transcribe sounds, or align the transcripts that are given."""
-        if settings.forced is None:
-            return super().predict(inputs, settings, first=first)
-        pairs = [as_pair(given, settings.forced) for given in inputs]
-        ids = [self.ids_of(text) for _, text in pairs]
-        sounds = super().read_groups([sound for sound, _ in pairs], settings.broken)
-        read = (one for group in sounds for one in group)
-        return [
-            Unread(one) if isinstance(one, str) else self.aligned(one, row, settings)
-            for one, row in zip(read, ids, strict=True)
-        ]
+        texts: list[list[int]] = []
+        if settings.forced is not None:
+            pairs = [as_pair(given, settings.forced) for given in inputs]
+            inputs = [sound for sound, _ in pairs]
+            texts = [self.ids_of(text) for _, text in pairs]
+        answers: list[Any] = []
+        for group, _ in self.codec.groups(inputs, settings):
+            good = [n for n, raw in enumerate(group) if not isinstance(raw, str)]
+            sounds = [group[n] for n in good]
+            if settings.forced is None:
+                written = self.transcribe(sounds, settings)
+            else:
+                ids = [texts[len(answers) + n] for n in good]
+                written = [self.aligned(*both, settings) for both in zip(sounds, ids, strict=True)]
+            rows = iter(written)
+            answers += [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
+        return answers
 
     def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
         """Align a transcript to a sound, which is read in stretches if it is long."""
@@ -171,10 +189,10 @@ class SpeechRecogniser(SoundTask[Transcript]):
         """Return samples as they are decoded."""
         return Utterance(self.spectrogram(samples), loudness(samples, self.format.rate))
 
-    def answer_sounds(
-        self, sounds: list[np.ndarray], settings: Any, lines: list[int]
-    ) -> list[Transcript]:
-        """Transcribe samples, each cut at its pauses and put together again."""
+    def transcribe(self, sounds: Sequence[np.ndarray], settings: Any) -> list[Transcript]:
+        """Transcripts of samples, each cut at its pauses and put together again."""
+        if not sounds:
+            return []
         heard = self.recognise(sounds, settings)
         return [
             self.joined(some, len(samples) / self.format.rate)
@@ -225,60 +243,19 @@ class SpeechRecogniser(SoundTask[Transcript]):
         return ranks[0]
 
     def transcribe_part(self, sounds: Sounds, settings: Any) -> list[Transcript]:
-        """Transcribe the sounds of a part."""
+        """Transcripts of the sounds of a part."""
         answers: list[Transcript] = []
-        for start in range(0, len(sounds), 256):
-            some = range(start, min(len(sounds), start + 256))
-            answers += self.answer_sounds([sounds.read(i) for i in some], settings, list(some))
+        for start in range(0, len(sounds), PART):
+            some = range(start, min(len(sounds), start + PART))
+            answers += self.transcribe([sounds.read(i) for i in some], settings)
         return answers
-
-    # Judging
-
-    def predict_examples(self, data: SoundData, settings: Any) -> list[Transcript]:
-        """Transcribe each sound."""
-        return self.transcribe_part(data[settings.part], settings)
-
-    def settings_for(self, other: Any, settings: Any, given: Mapping[str, Any]) -> Any:
-        """Return the same settings for another model, or refuse what it cannot do."""
-        return other.check_run(settings)
-
-    def predictions_of(self, other: Any, data: SoundData, settings: Any) -> list[Transcript]:
-        """Return the transcripts of another model, which reads the sounds in its own format."""
-        return super().predictions_of(other, other.read_test(settings), settings)
-
-    def judge(self, data: SoundData, predictions: list[Transcript], settings: Any) -> Judged:
-        """Return word and character error rates with their intervals."""
-        sounds: Sounds = data[settings.part]
-        given = [str(one) for one in predictions], sounds.texts, settings.normalise
-        return Judged(transcript_scores(*given, settings.samples), len(sounds))
-
-    def compare(self, data: SoundData, ours: Any, theirs: Any, settings: Any) -> Any:
-        """Compare transcripts by a paired bootstrap."""
-        references = data[settings.part].texts
-        mine, other = ([str(one) for one in side] for side in (ours, theirs))
-        more = settings.normalise, settings.samples
-        return compare_transcripts(mine, other, references, *more)
-
-    def outputs(
-        self, data: SoundData, predictions: list[Transcript], settings: Any
-    ) -> list[dict[str, Any]]:
-        """Return each sound with its transcript and what was recognised."""
-        sounds: Sounds = data[settings.part]
-        rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
-        return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return how transcripts were decoded."""
-        names = TranscribeRun.__dataclass_fields__
-        how = ("threads", "columns", "rate")  # which no score depends on
-        return {name: getattr(settings, name) for name in names if name not in how}
 
     # Looking
 
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Return a sound with its transcript and the log-probability of that, by CTC if it can."""
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """A sound with its transcript and the log-probability of that, by CTC if it can."""
         model = self.model
-        samples = self.format.read(self.check_input(given, settings))
+        samples = self.format.read(given)
         spectrogram = self.spectrogram(samples)
         best = expected
         if best is None and settings.forced is not None:
@@ -303,7 +280,7 @@ class SpeechRecogniser(SoundTask[Transcript]):
 
         chosen = [*prompt[1:], *best, self.tokenizer.eos]
         places = self.tokenizer.pieces(reads[0].tolist())
-        tokens = self.time_tokens(len(spectrogram))
+        tokens = self.codec.moments(model, len(spectrogram))
         if model.config.ctc:  # the sum over all alignments; a step is a frame
             chosen = logprobs(1)[0].argmax(-1).tolist()
             places = list(tokens["tokens"])
@@ -319,10 +296,16 @@ class SpeechRecogniser(SoundTask[Transcript]):
             **tokens,
         )
 
-    def describe(
-        self, samples: np.ndarray, settings: Any
-    ) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Transcribe a sound for its picture, with the posteriors of CTC and the words' times."""
+    def explain(self, given: Any, settings: Any) -> Picture:
+        """Watch the model while it transcribes a sound, and gather where it looked."""
+
+        def describe(raws: Sequence[np.ndarray]) -> dict[str, Any]:
+            return self.described(raws[0], settings)
+
+        return self.codec.picture(self.model, given, settings, describe)
+
+    def described(self, samples: np.ndarray, settings: Any) -> dict[str, Any]:
+        """Transcript of a sound for its picture, with the posteriors of CTC and times of words."""
         spectrogram, level = self.utterance(samples)
         if settings.forced is None:
             (heard,) = self.recognise([samples], settings)
@@ -330,23 +313,98 @@ class SpeechRecogniser(SoundTask[Transcript]):
             ids = self.ids_of(settings.forced)
             heard = [(0.0, [self.decoder.aligned([(0, spectrogram)], ids, level)])]
         best, ids = self.joined(heard, len(samples) / self.format.rate), _ids(heard)
-        told: dict[str, Any] = {
+        model, sound = self.model, pad_sounds([spectrogram], self.device)
+        fields: dict[str, Any] = {
             "output": best.text,
             "alternatives": [(other.text, other.score) for other in best.others],
             "recording": {"words": best.words},
+            "forward": lambda: model.encode(*sound),
         }
-        model, sound = self.model, pad_sounds([spectrogram], self.device)
         if model.config.ctc:
-            told["recording"] |= self.decoder.posteriors(spectrogram)
+            fields["recording"] |= self.decoder.posteriors(spectrogram)
         if not (model.config.decoder_depth and best.words):
-            return told, lambda: model.encode(*sound)
+            return fields
         words, of = words_of_ids(ids, self.tokenizer)
         prompt = self.decoder.prompt_of(spectrogram, settings)
         reads = torch.tensor([[*prompt, *ids]], device=self.device)
-        told |= {"words": words, "word_of": of, "first": len(prompt) - 1}
-        return told, lambda: model.hidden(sound[0], reads, sound[1])
+        return {
+            **fields,
+            "words": words,
+            "word_of": of,
+            "first": len(prompt) - 1,
+            "forward": lambda: model.hidden(sound[0], reads, sound[1]),
+        }
 
 
 def _ids(heard: Sequence[tuple[float, Sequence[Recognised]]]) -> list[int]:
     """Return the tokens of the best texts of stretches, one after the other."""
     return [token for _, texts in heard for token in texts[0].ids]
+
+
+class TranscriptJudge(Judge[SoundData]):
+    """Judges transcripts by the words and characters that are wrong."""
+
+    def rival(
+        self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
+    ) -> Any:
+        """The same settings for another model, or a refusal of what it cannot do."""
+        super().rival(runner, other, settings, given)
+        return other.predictor.check(settings)
+
+    def read(self, runner: Runner[Any], settings: TranscribeEval) -> SoundData:
+        """The part that is judged."""
+        return read_sounds(runner, settings, sound_options(settings, "text"))
+
+    def predict(
+        self,
+        runner: Runner[Any],
+        data: SoundData,
+        settings: TranscribeEval,
+        like: Runner[Any] | None = None,
+    ) -> list[Transcript]:
+        """Transcript of each sound, which a model reads in its own format."""
+        if like is not None:
+            data = self.read(runner, settings)
+        return runner.predictor.transcribe_part(data[settings.part], settings)
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: SoundData,
+        predictions: Sequence[Transcript],
+        settings: TranscribeEval,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """Word and character error rates with their intervals, and how texts were decoded."""
+        sounds = data[settings.part]
+        texts = [str(one) for one in predictions]
+        scores = transcript_scores(texts, sounds.texts, settings.normalise, settings.samples)
+        names = set(TranscribeRun.__dataclass_fields__) - {"threads", "columns", "rate"}
+        made_with = {name: getattr(settings, name) for name in sorted(names)}
+        made_with["data_hash"] = data.part_sha(settings.part)
+        return ScoredPredictions(scores, len(sounds), made_with=made_with)
+
+    def compare(
+        self,
+        runner: Runner[Any],
+        data: SoundData,
+        theirs: System,
+        ours: Any,
+        settings: TranscribeEval,
+    ) -> list[Comparison]:
+        """Comparison of transcripts by a paired bootstrap."""
+        mine, other = ([str(one) for one in side] for side in (ours, theirs.predictions))
+        references = data[settings.part].texts
+        return compare_transcripts(mine, other, references, settings.normalise, settings.samples)
+
+    def outputs(
+        self,
+        runner: Runner[Any],
+        data: SoundData,
+        predictions: Sequence[Transcript],
+        settings: TranscribeEval,
+    ) -> list[dict[str, Any]]:
+        """Each sound with its transcript and what was recognised."""
+        sounds = data[settings.part]
+        rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
+        return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]

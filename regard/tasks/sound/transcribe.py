@@ -3,23 +3,38 @@
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc_align import required_frames
 from regard.errors import UsageError
 from regard.metrics.speech import transcript_errors
+from regard.modalities.sound import SOUND
 from regard.models import task_changes
 from regard.tasks.frame.origin import Origin
-from regard.tasks.sound.codec import SoundBatches, SoundCodec, pad_sounds, with_statistics
-from regard.tasks.sound.recogniser import SpeechRecogniser
+from regard.tasks.parts import Lesson, Objective, Task, build_model
+from regard.tasks.runner import Runner
+from regard.tasks.sound.codec import (
+    SHORT,
+    SoundBatches,
+    SoundCodec,
+    check_sound,
+    pad_sounds,
+    parts_by_name,
+    read_training,
+    sound_options,
+    with_statistics,
+)
+from regard.tasks.sound.recogniser import Recogniser, TranscriptJudge, load_codec
 from regard.tasks.sound.transcribing import (
     CTC_WEIGHT,
     Batch,
+    TranscribeEval,
+    TranscribeRun,
     TranscribeTrain,
     check_alignable,
     learn_tokenizer,
@@ -29,14 +44,22 @@ from regard.tasks.sound.transcribing import (
     usual_decoding,
 )
 
+VALID_GROUP = 16  # sounds whose loss is measured at once
 
-class Transcribe(SpeechRecogniser):
-    """Write what is said in a sound, word by word with their times."""
 
-    name, holds, unit, target = "transcribe", "sounds and transcripts", "utterances", "text"
-    Train = TranscribeTrain
-    better = "-wer"
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+class Usable(NamedTuple):
+    """Sounds that can be learnt from, the ids of their texts, and a note of those left out."""
+
+    sounds: Sounds
+    rows: list[np.ndarray]
+    note: str | None
+
+
+class SpeechObjective(Objective):
+    """Learns transcripts by CTC, by a decoder, or by both."""
+
+    Settings, short = TranscribeTrain, SHORT
+    sizes = {
         "micro": {"lr": 0.002, "steps": 2000},
         "tiny": {"lr": 0.002, "steps": 4000},
         "small": {"lr": 0.001, "steps": 20_000, "batch_seconds": 200.0},
@@ -44,12 +67,9 @@ class Transcribe(SpeechRecogniser):
         "big": {"lr": 0.0005, "steps": 100_000, "batch_seconds": 800.0},
     }
 
-    # Training
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settle the heads of the model by the weight of CTC in the loss."""
-        settings = super().checked(settings, values, origin)
+        settings = check_sound(settings, origin)
         weight, depth = settings.ctc_weight, settings.model.decoder_depth
         if weight is None:
             weight = CTC_WEIGHT * settings.model.ctc if depth else 1.0
@@ -75,120 +95,119 @@ class Transcribe(SpeechRecogniser):
             raise UsageError(f"ctc_weight={weight}: {whose} has no CTC head; choose 0")
         return replace(settings, ctc_weight=weight, model=model)
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> SoundData:
-        """Read sounds and their transcripts."""
-        data = cls.load_parts(settings)
-        return data
+    def read(self, settings: Any, origin: Origin | None) -> SoundData:
+        """Sounds and their transcripts."""
+        return read_training(settings, sound_options(settings, "text"))
 
-    @classmethod
-    def make_codec(cls, data: SoundData, settings: Any, learnt: Any, origin: Any) -> SoundCodec:
-        """Take the format of the sounds, and learn the tokenizer of their transcripts."""
-        train: Sounds = data["train"]
-        texts = [tidy(text) for text in train.texts]
+    def codec(self, data: Any, settings: Any, learnt: Any, origin: Origin | None) -> SoundCodec:
+        """Format of the sounds, and the tokenizer of their transcripts."""
+        texts = [tidy(text) for text in data["train"].texts]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
-        format = with_statistics(settings.sound, train)
-        return SoundCodec(format, tokenizer=tokenizer, more=cls.reading(settings))
+        format = with_statistics(settings.sound, data["train"])
+        return SoundCodec(format, tokenizer=tokenizer, more=parts_by_name(settings))
 
-    @classmethod
-    def make_model(cls, data: SoundData, codec: SoundCodec, settings: Any, origin: Any) -> Any:
-        """Build the model with the heads that the settings choose."""
+    def model(
+        self, data: Any, codec: SoundCodec, settings: Any, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """Model with the heads that the settings choose."""
         assert codec.tokenizer is not None
-        changes = task_changes(settings.family, cls.name)
+        changes = task_changes(settings.family, "transcribe")
         vocab = codec.tokenizer.vocab if origin is None else settings.model.vocab
         config = replace(settings.model, **changes, vocab=vocab)
-        return settings.family, cls.build(settings.family, config, settings, origin)
+        return settings.family, build_model(settings.family, config, settings, origin)
 
-    def rows(self, sounds: Sounds) -> list[np.ndarray]:
-        """Return the ids of the transcripts."""
-        ids = self.tokenizer.encode_batch([tidy(text) for text in sounds.texts])
-        return [np.array(row, dtype=np.int64) for row in ids]
-
-    def usable(
-        self, part: str, sounds: Sounds, settings: Any, broken: str
-    ) -> tuple[Sounds, list[np.ndarray], str | None]:
-        """Return the sounds that can be learnt from with the ids of their texts, and a note."""
-        rows, note = self.rows(sounds), None
-        longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-        most = self.model.config.max_length - 1
-        if settings.ctc_weight < 1 and len(rows[longest]) > most:
-            raise UsageError(
-                f"{sounds.where(longest)}: a transcript of {len(rows[longest])} tokens; the "
-                f"decoder writes at most {most}: cut it, or raise model.max_length"
-            )
-        if settings.ctc_weight:
-            frames = torch.tensor([self.format.frames(n) for n in sounds.samples.tolist()])
-            frames = self.model.out_lengths(frames).tolist()
-            good, note = check_alignable(part, sounds, frames, rows, broken)
-            sounds, rows = sounds.pick(good), [rows[i] for i in good.tolist()]
-        return sounds, rows, note
-
-    def batches(self, data: SoundData, settings: Any) -> SoundBatches:
-        """Return batches of augmented spectrograms with their transcripts."""
-        parts = data.parts
-        train, rows, note = self.usable("train", parts["train"], settings, settings.broken)
-        data.notes.extend([note] if note else [])
-        self.trained_on = len(train)
-        self.generation, note = usual_decoding(train)
-        data.notes.extend([note] if note else [])
-        needed, begin = [required_frames(row.tolist()) for row in rows], self.decoder.begin
+    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+        """Batches of augmented spectrograms with their transcripts, and the loss of both heads."""
+        model, recogniser = runner.model, runner.predictor
+        train = usable(runner, "train", data["train"], settings, settings.broken)
+        generation, gate = usual_decoding(train.sounds)
+        data.notes.extend(note for note in (train.note, gate) if note)
+        needed = [required_frames(row.tolist()) for row in train.rows]
+        tokenizer, begin = recogniser.tokenizer, recogniser.decoder.begin
+        decoded = min(settings.valid_sounds, len(data["valid"]))
 
         def too_short(i: int, frames: int) -> bool:
-            return int(self.model.out_lengths(torch.tensor(frames))) < needed[i]
+            return int(model.out_lengths(torch.tensor(frames))) < needed[i]
 
         def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
-            return make_batch([rows[i] for i in picked], sound, lengths, self.tokenizer, begin)
+            return make_batch([train.rows[i] for i in picked], sound, lengths, tokenizer, begin)
 
-        return SoundBatches(train, self.format, settings, make, too_short)
+        def loss(batch: Batch) -> Tensor:
+            smoothing, inter = settings.label_smoothing, settings.inter_ctc
+            return speech_loss(model, batch, settings.ctc_weight, smoothing, inter)
 
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the tokens of the texts, which the loss counts, and the frames that were read."""
-        return batch.tokens, batch.frames
+        def validate(share: float) -> dict[str, float]:
+            some = data["valid"].pick(np.arange(math.ceil(share * decoded)))
+            way = "ctc" if model.config.ctc else "attention"
+            quick = TranscribeRun(decoding=way, beam=1, **generation)
+            with runner.using(quick):
+                texts = [str(answer) for answer in recogniser.transcribe_part(some, quick)]
+                per_token = valid_loss(runner, some, settings)
+            errors = transcript_errors(texts, some.texts)
+            rates = {name.lower(): float(row.rate()) for name, row in errors.items()}
+            return {"loss": per_token, **rates, "better": -rates["wer"]}
 
-    def loss(self, batch: Batch, settings: Any) -> Tensor:
-        """Return the summed loss of CTC and of the decoder."""
-        return speech_loss(
-            self.model, batch, settings.ctc_weight, settings.label_smoothing, settings.inter_ctc
+        ways = recogniser.decoder.ways
+        heads = " and ".join(way for way in ("ctc", "attention") if way in ways)
+        hours = round(float(data["train"].seconds.sum()) / 3600, 3)
+        return Lesson(
+            batches=SoundBatches(train.sounds, runner.codec.format, settings, make, too_short),
+            count=lambda batch: (batch.tokens, batch.frames),
+            loss=loss,
+            validate=validate,
+            title=f"Transcripts of speech ({heads})",
+            facts={"sounds": len(train.sounds), "hours": hours},
+            decoded=decoded,
+            generation=generation,
         )
 
-    def decodes(self, data: SoundData, settings: Any) -> int:
-        """Return how many sounds a validation transcribes."""
-        return min(settings.valid_sounds, len(data["valid"]))
 
-    def validate(self, data: SoundData, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return the loss a token, and the error rates of greedy transcripts."""
-        valid: Sounds = data["valid"]
-        some = valid.pick(np.arange(math.ceil(share * self.decodes(data, settings))))
-        way = "ctc" if self.model.config.ctc else "attention"
-        quick = self.Run(decoding=way, beam=1, **self.generation)
-        with self.using(quick):
-            texts = [str(answer) for answer in self.transcribe_part(some, quick)]
-            loss = self.valid_loss(some, settings)
-        errors = transcript_errors(texts, some.texts)
-        rates = {name.lower(): float(row.rate()) for name, row in errors.items()}
-        return {"loss": loss, **rates, "better": -rates["wer"]}
+def usable(runner: Runner[Any], part: str, sounds: Sounds, settings: Any, broken: str) -> Usable:
+    """Sounds of a part that can be learnt from, with the ids of their texts."""
+    model, codec = runner.model, runner.codec
+    ids = codec.tokenizer.encode_batch([tidy(text) for text in sounds.texts])
+    rows, note = [np.array(row, dtype=np.int64) for row in ids], None
+    longest = max(range(len(rows)), key=lambda i: len(rows[i]))
+    most = model.config.max_length - 1
+    if settings.ctc_weight < 1 and len(rows[longest]) > most:
+        raise UsageError(
+            f"{sounds.where(longest)}: a transcript of {len(rows[longest])} tokens; the "
+            f"decoder writes at most {most}: cut it, or raise model.max_length"
+        )
+    if settings.ctc_weight:
+        frames = torch.tensor([codec.format.frames(n) for n in sounds.samples.tolist()])
+        lengths = model.out_lengths(frames).tolist()
+        good, note = check_alignable(part, sounds, lengths, rows, broken)
+        sounds, rows = sounds.pick(good), [rows[i] for i in good.tolist()]
+    return Usable(sounds, rows, note)
 
-    @torch.inference_mode()
-    def valid_loss(self, sounds: Sounds, settings: Any) -> float:
-        """Return the loss a token of sounds that can be aligned, without augmentation."""
-        sounds, rows, _ = self.usable("valid", sounds, settings, "skip")
-        total, tokens, group = 0.0, 0, 16
-        for start in range(0, len(sounds), group):
-            places = range(start, min(len(sounds), start + group))
-            features = [self.spectrogram(sounds.read(i)) for i in places]
-            texts = [rows[i] for i in places]
-            sound = pad_sounds(features, self.device)
-            batch = make_batch(texts, *sound, self.tokenizer, self.decoder.begin)
-            total += float(speech_loss(self.model, batch, settings.ctc_weight, 0.0))
-            tokens += batch.tokens
-        return total / tokens
 
-    def title(self, data: SoundData, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        heads = " and ".join(way for way in ("ctc", "attention") if way in self.decoder.ways)
-        return f"Transcripts of speech ({heads})"
+@torch.inference_mode()
+def valid_loss(runner: Runner[Any], sounds: Sounds, settings: Any) -> float:
+    """Loss a token of sounds that can be aligned, without augmentation."""
+    recogniser = runner.predictor
+    sounds, rows, _ = usable(runner, "valid", sounds, settings, "skip")
+    total, tokens = 0.0, 0
+    for start in range(0, len(sounds), VALID_GROUP):
+        places = range(start, min(len(sounds), start + VALID_GROUP))
+        features = [recogniser.spectrogram(sounds.read(i)) for i in places]
+        sound = pad_sounds(features, runner.device)
+        texts = [rows[i] for i in places]
+        batch = make_batch(texts, *sound, recogniser.tokenizer, recogniser.decoder.begin)
+        total += float(speech_loss(runner.model, batch, settings.ctc_weight, 0.0))
+        tokens += batch.tokens
+    return total / tokens
 
-    def facts(self, data: SoundData, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        train: Sounds = data["train"]
-        return {"sounds": self.trained_on, "hours": round(float(train.seconds.sum()) / 3600, 3)}
+
+TASK = Task(
+    name="transcribe",
+    holds="sounds and transcripts",
+    inputs=SOUND,
+    predictor=Recogniser,
+    judge=TranscriptJudge(),
+    load_codec=load_codec,
+    objective=SpeechObjective(),
+    target="text",
+    unit="utterances",
+    judged=TranscribeEval,
+)

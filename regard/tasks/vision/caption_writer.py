@@ -208,7 +208,7 @@ class CaptionWriter(ImageTask[Caption]):
             names=self.tokenizer.pieces,
             places=self.tokenizer.pieces(reads[0].tolist()),
             expected=best,
-            **self.image_tokens(images, read),
+            **self.codec.tokens(self.model, images, read),
         )
 
     def watched(self) -> Any:

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,27 +15,38 @@ from regard.data.labels import label_list
 from regard.errors import UsageError
 from regard.files import sha256
 from regard.metrics.outliers import Outliers
-from regard.models import task_changes
+from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.one_label import (
     NoneTrain,
+    OneLabelRun,
     OneLabelTrain,
-    learn_baselines,
     saved_labels_and_baselines,
 )
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import derived
+from regard.tasks.labels.classifier import classifier
+from regard.tasks.labels.judge import LabelJudge
+from regard.tasks.labels.objective import LabelObjective
+from regard.tasks.parts import Task
+from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
-from regard.tasks.vision.labeller import ImageLabeller, RunImages, shrunk
 from regard.tasks.vision.photos import (
+    SHORT,
     ImageCodec,
+    ImageEvalSettings,
+    ImageRunSettings,
     ImageTrainSettings,
     format_of,
+    read_images,
+    training_images,
     use_share,
     with_statistics,
 )
-from regard.tasks.vision.probe import evaluate_probe
-from regard.training.label_loss import class_weights, soft_loss
+from regard.tasks.vision.probe import PROBES, probed
+from regard.training.label_loss import soft_loss
+from regard.viewer.settings import ImageLookSettings
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,26 @@ class Batch(NamedTuple):
     images: Tensor
     targets: Tensor
     theirs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RunImages(OneLabelRun, ImageRunSettings):
+    """How to label images."""
+
+    mirror: bool = setting(False, "average over each image and its mirror image")
+
+
+@dataclass(frozen=True)
+class EvalImages(derived("EvalImages", ImageEvalSettings, RunImages)):
+    """What to judge on, and how."""
+
+    probe: str | None = setting(
+        None,
+        "judge labels learnt from its vectors",
+        choices=PROBES,
+    )
+    share: float = setting(1.0, "share of the labelled images a probe learns from", above=0, max=1)
+    neighbours: int = setting(20, "neighbours that vote, with probe=knn", min=1, max=10_000)
 
 
 class ImageBatches:
@@ -101,22 +131,36 @@ class ImageBatches:
         return len(self.train) / self.shuffled.rows
 
 
-class ClassifyImages(ImageLabeller):
-    """Label images: the most probable of the labels that were learnt."""
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
+    """Labels and format of images that a folder names."""
+    if not getattr(model.config, "labels", 0) or not hasattr(model, "features"):
+        raise UsageError(
+            f"{folder / 'config.json'}: a model without a head, which labels no images; train "
+            "one with: regard train classify init=..."
+        )
+    labels, baselines = saved_labels_and_baselines(folder, model, config)
+    outliers = Outliers.load(folder, config, len(labels))
+    return ImageCodec(format_of(folder, model, config), labels, baselines, outliers=outliers)
 
-    name = "images"
-    Train = TrainImages
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"lr": 0.002, "batch": 128, "steps": 4000},
-        "small": {"lr": 0.0015, "batch": 128, "steps": 10_000},
-        "base": {"lr": 0.001, "batch": 128, "steps": 20_000},
-        "big": {"lr": 0.0005, "batch": 256, "steps": 60_000},
-    }
 
-    # Training
+def read_test(runner: Runner[Any], settings: Any) -> ImageData:
+    """The part that is judged, as a model takes its images."""
+    return read_images(runner, settings, classes=runner.codec.labels)
 
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+
+def made_with(runner: Runner[Any], settings: Any) -> dict[str, Any]:
+    """Size of images, whether mirror images were used, and what a probe learnt from."""
+    size = runner.codec.format_for(settings).size
+    return {"size": size, "mirror": settings.mirror, **runner.config.get("probe", {})}
+
+
+class LabelledImages:
+    """Images, of which labels are learnt."""
+
+    task, head, dynamic = "images", "head.", False
+    baseline = "the nearest mean image"
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse keys of distillation without a teacher."""
         augments(settings.augment)
         given = [key for key in ("distil", "distil_weight", "temperature") if key in values]
@@ -126,98 +170,76 @@ class ClassifyImages(ImageLabeller):
             )
         return settings
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> ImageData:
-        """Read the images to train and to validate on."""
-        data: ImageData = cls.load_images(settings, origin)
-        train = data["train"]
-        label_list([(data.classes[i],) for i in train.labels.tolist()], settings.data)
+    def read(self, settings: Any, origin: Origin | None) -> ImageData:
+        """Images to train and to validate on."""
+        data = training_images(settings, origin, settings.size not in SIZES)
+        numbers = data["train"].labels.tolist()
+        label_list([(data.classes[i],) for i in numbers], settings.data)
         use_share(data, settings.share)
         return data
 
-    @classmethod
-    def make_codec(cls, data: ImageData, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
-        """Take the labels and the format of the data."""
-        labels, train = data.classes, data["train"]
-        cls.note_imbalance(data, settings)
-        baselines = learn_baselines("the nearest mean image", train, shrunk, len(labels))
-        return ImageCodec(with_statistics(data), labels, baselines)
+    def suit(self, settings: Any, values: Mapping[str, Any], data: ImageData) -> tuple[Any, None]:
+        """Settings as they are."""
+        return settings, None
 
-    @classmethod
-    def make_model(cls, data: ImageData, codec: ImageCodec, settings: Any, origin: Any) -> Any:
-        """Build the model with a head; one that knew the same labels before keeps its head."""
-        name, labels = settings.family, codec.labels
-        config = replace(settings.model, **task_changes(name, cls.name), labels=len(labels))
-        if origin is None:
-            config = replace(config, channels=codec.format.channels, image=codec.format.size)
-        fresh = "" if origin is not None and origin.was(cls.name, labels) else "head."
-        return name, cls.build(name, config, settings, origin, fresh=fresh)
+    def codec(self, data: ImageData, settings: Any, origin: Origin | None) -> ImageCodec:
+        """Labels and format of the data."""
+        return ImageCodec(with_statistics(data), data.classes)
 
-    def batches(self, data: ImageData, settings: Any) -> ImageBatches:
-        """Return batches of augmented images."""
-        train: Images = data["train"]
-        often = np.bincount(train.labels.numpy(), minlength=len(self.labels))
-        self.weights = class_weights(settings.class_weights, often, len(train))
-        self.distil = DISTILS[settings.distil]
-        height, width = self.model.grid((self.format.size, self.format.size))
-        self.tokens = height * width
+    def config(self, config: Any, codec: ImageCodec, origin: Origin | None) -> Any:
+        """Config of the model for images of this size."""
+        if origin is not None:
+            return config
+        return replace(config, channels=codec.format.channels, image=codec.format.size)
+
+    def batches(self, train: Images, runner: Runner[Any], settings: Any) -> ImageBatches:
+        """Batches of augmented images, with what a teacher says of them."""
         teacher = None
         if settings.teacher:
             other = Origin.load(settings.teacher)
-            theirs = self.load_codec(other.folder, other.model, other.config)
-            teacher = Teacher(other, theirs, self.codec, settings.device)
-        return ImageBatches(train, settings, self.codec, teacher)
+            theirs = load_codec(other.folder, other.model, other.config)
+            teacher = Teacher(other, theirs, runner.codec, settings.device)
+        return ImageBatches(train, settings, runner.codec, teacher)
 
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the images, which the loss counts, and their tokens."""
-        return len(batch.images), len(batch.images) * self.tokens
+    def count(self, runner: Runner[Any], batch: Batch) -> tuple[int, int]:
+        """Images, which the loss counts, and their tokens."""
+        size = runner.codec.format.size
+        height, width = runner.model.grid((size, size))
+        return len(batch.images), len(batch.images) * height * width
 
-    def loss(self, batch: Batch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the labels, and that of distillation."""
-        weights = None if self.weights is None else self.weights.to(batch.targets.device)
+    def loss(self, model: Any, batch: Batch, settings: Any, weights: Tensor | None) -> Tensor:
+        """Summed cross-entropy of the labels, and that of distillation."""
         if batch.theirs is None:
-            return soft_loss(self.model(batch.images), batch.targets, weights)
-        one, other = two_heads(self.model, batch.images)
+            return soft_loss(model(batch.images), batch.targets, weights)
+        one, other = two_heads(model, batch.images)
         share = settings.distil_weight
-        taught = self.distil(other, batch.theirs, settings.temperature)
+        taught = DISTILS[settings.distil](other, batch.theirs, settings.temperature)
         return (1 - share) * soft_loss(one, batch.targets, weights) + share * taught
 
-    def validate(self, data: ImageData, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return loss, accuracy and macro F1 on the validation part."""
-        valid: Images = data["valid"]
-        probs = self.probabilities_of(valid, RunImages(batch=256))
-        return self.valid_scores(valid, probs, by_f1=self.weights is not None)
+    def facts(self, settings: Any) -> dict[str, Any]:
+        """Hash of the teacher."""
+        if not settings.teacher:
+            return {}
+        return {"teacher": sha256(Path(settings.teacher) / "model.safetensors")}
 
-    def title(self, data: ImageData, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        return f"One of {len(self.labels)} labels for an image"
 
-    def facts(self, data: ImageData, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        facts: dict[str, Any] = {
-            "labels": len(self.labels),
-            "images": len(data["train"]),
-        }
-        if settings.teacher:
-            facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")
-        return facts
-
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
-        """Read the labels and the format of images that a folder names."""
-        if not getattr(model.config, "labels", 0) or not hasattr(model, "features"):
-            raise UsageError(
-                f"{folder / 'config.json'}: a model without a head, which labels no images; train "
-                "one with: regard train classify init=..."
-            )
-        labels, baselines = saved_labels_and_baselines(folder, model, config)
-        outliers = Outliers.load(folder, config, len(labels))
-        return ImageCodec(format_of(folder, model, config), labels, baselines, outliers=outliers)
-
-    def evaluate(self, settings: Mapping[str, Any], **rivals: Any) -> Any:
-        """Judge the labels of a test set, or with probe= what the model's vectors are worth."""
-        if settings.get("probe") is not None:
-            return evaluate_probe(self, settings, **rivals)
-        return super().evaluate(settings, **rivals)
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {"lr": 0.002, "batch": 128, "steps": 4000},
+    "small": {"lr": 0.0015, "batch": 128, "steps": 10_000},
+    "base": {"lr": 0.001, "batch": 128, "steps": 20_000},
+    "big": {"lr": 0.0005, "batch": 256, "steps": 60_000},
+}
+TASK = Task(
+    name="images",
+    holds="images and labels",
+    inputs=IMAGE,
+    predictor=classifier(RunImages(batch=256), ImageLookSettings),
+    judge=LabelJudge(read_test, made_with, probed),
+    load_codec=load_codec,
+    objective=LabelObjective(
+        LabelledImages(), TrainImages, sizes=SIZES, short=SHORT, published_sizes=True
+    ),
+    target="label",
+    unit="images",
+    judged=EvalImages,
+)

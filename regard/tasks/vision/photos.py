@@ -1,7 +1,8 @@
 """What tasks on images share: their settings, the format of images, reading and looking."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,28 +21,33 @@ from regard.data.captions import (
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import (
     FITS,
+    SUFFIXES,
     ImageFormat,
     measure_ground,
     open_image,
     upright,
 )
-from regard.data.images import ImageData, load_images
+from regard.data.images import ImageData, Images, load_images
 from regard.data.media import BROKEN
-from regard.errors import UsageError, log
+from regard.errors import UsageError
 from regard.files import cache_folder
 from regard.layers.layout import Layout
+from regard.metrics.baselines import downsample
 from regard.modalities.image import IMAGE
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.media import MediaCodec, MediaTask, saved_format
+from regard.tasks.frame.media import MediaCodec, MediaTask, first_files, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.frame.task import Answer
+from regard.tasks.labels.classifier import STRANGERS, in_groups, noted
+from regard.viewer.picture import Picture
 from regard.viewer.settings import ImageLookSettings
 
+FEW = 8  # pixels of the sides of an image by which its distance is measured
 SHOWN = 512  # pixels of the longer side of a photo that is looked at
 ViTConfig, _ = family("vit")
 # short keys for fields of the model's config, where a family has them
@@ -120,14 +126,126 @@ class ImageCodec(MediaCodec):
     """The format of a model's images, its labels, and what else lies beside the weights."""
 
     kind = "image"
+    modality = IMAGE
     format: ImageFormat
     pretraining: Mapping[str, Any] = field(default_factory=dict)  # what the encoder was trained by
     folder: Path | None = None  # where it was loaded from
 
     def facts(self) -> dict[str, Any]:
-        """Return what config.json says of it."""
+        """What config.json says of it."""
         more = {"pretraining": dict(self.pretraining)} if self.pretraining else {}
         return {**super().facts(), **more}
+
+    def format_for(self, settings: Any) -> ImageFormat:
+        """Format of images of the size that is asked for."""
+        size = getattr(settings, "image", None)
+        return replace(self.format, size=size) if size else self.format
+
+    def groups(self, inputs: Sequence[Any], settings: Any) -> Iterator[Any]:
+        """Bytes (c, h, w) of images, a batch at a time, and what was done to each."""
+        format, broken = self.format_for(settings), settings.broken
+
+        def read(given: Any, notes: list[str]) -> np.ndarray | str:
+            return IMAGE.read(given, format, broken, notes)
+
+        return in_groups(read, inputs, settings.batch)
+
+    def raws(self, part: Images) -> Tensor:
+        """Bytes (n, c, h, w) of the images of a part."""
+        return part.read(np.arange(len(part)))
+
+    def arguments(self, raws: Any, device: Any) -> tuple[Tensor, ...]:
+        """Normalised images (n, c, h, w)."""
+        return (self.format.normalise(stacked(raws).to(device)),)
+
+    @torch.inference_mode()
+    def probabilities(self, model: Any, raws: Any, settings: Any) -> np.ndarray:
+        """Probability of each label (n, labels) of images, with mirror= the mean of both sides."""
+        device, rows = next(model.parameters()).device, []
+        for some in stacked(raws).split(settings.batch):
+            images = self.format.normalise(some.to(device))
+            probs = model(images).float().softmax(-1)
+            if settings.mirror:
+                probs = (probs + model(images.flip(-1)).float().softmax(-1)) / 2
+            rows.append(probs.cpu().numpy())
+        return np.concatenate(rows)
+
+    def tokens(
+        self, model: Any, raw: Any, read: Mapping[str, Layout] | None = None
+    ) -> dict[str, Any]:
+        """Tokens, keys and grid of a Question about an image; `read` lays out more modules."""
+        from regard.viewer.image import layouts
+        from regard.viewer.placement import token_name
+
+        grid, keys = grid_keys({**layouts(model, tuple(raw.shape[-2:])), **(read or {})})
+        names = [token_name(grid, cell) for cell in range(len(grid.names), len(grid))]
+        return {"tokens": names, "keys": keys, "grid": grid}
+
+    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
+        """Watch what attends to an image while it is answered, and gather where it looked.
+
+        `describe` answers the bytes (1, c, h, w) of the image as fields of its picture.
+        """
+        from regard.viewer.image import VIEWS, image_picture
+        from regard.viewer.placement import parse_query_point
+
+        format = self.format_for(settings)
+        assert format.size is not None
+        whole = upright(open_image(given))
+        query = parse_query_point(settings.at, whole.size, format.seen_of(whole))
+        pixels, photo, name = photo_of(format, given)
+        with watch(model) as maps:
+            described = describe(pixels)
+        notes: list[str] = []
+        format.read(given, notes=notes)
+        note = "; ".join([*notes, *([described["note"]] if described.get("note") else [])])
+        described = {"title": name, "source": name, **described, "note": note}
+        size = format.size, format.size
+        return image_picture(VIEWS[settings.view], model, maps, size, photo, query, **described)
+
+    def baseline_vectors(self, part: Images) -> np.ndarray:
+        """Images shrunk to a few pixels."""
+        parts = np.array_split(np.arange(len(part)), -(-len(part) // 256))
+        return np.concatenate([downsample(part.read(some).numpy()) for some in parts])
+
+    # None of these
+
+    @torch.inference_mode()
+    def outlier_vectors(self, model: Any, raws: Any) -> np.ndarray:
+        """Images shrunk to a few pixels beside the vectors that the head reads."""
+        pixels, device = stacked(raws), next(model.parameters()).device
+        heads = [
+            model.pool(model.features(self.format.normalise(some.to(device))))
+            for some in pixels.split(256)
+        ]
+        few = downsample(pixels.numpy(), FEW)
+        return np.concatenate([few, torch.cat(heads).float().cpu().numpy()], 1)
+
+    def strangers(self, raws: Any, rng: np.random.Generator) -> dict[str, Any]:
+        """Noise, noise with the spectrum of photos, and images of one level."""
+        shape = (STRANGERS, *stacked(raws).shape[1:])
+        pink = rng.normal(size=shape)
+        rows, columns = (np.fft.fftfreq(n)[:, None] for n in shape[2:])
+        slope = np.hypot(rows, columns.T).clip(min=1 / max(shape[2:]))
+        pink = np.fft.ifft2(np.fft.fft2(pink) / slope).real
+        low, high = (f(pink, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+        levels = np.linspace(0, 255, STRANGERS)[:, None, None, None]
+        made = {
+            "noise": rng.integers(0, 256, shape),
+            "smooth noise": 255 * (pink - low) / (high - low),
+            "one level": np.broadcast_to(levels, shape),
+        }
+        return {name: torch.from_numpy(x.astype(np.uint8)) for name, x in made.items()}
+
+    def read_foreign(self, folder: str) -> Tensor:
+        """Images of a folder that are none of what was learnt."""
+        files = first_files(folder, SUFFIXES)
+        return stacked([self.format.read(file) for file in files])
+
+
+def stacked(raws: Any) -> Tensor:
+    """Bytes (n, c, h, w) of images, be they stacked already or not."""
+    return raws if isinstance(raws, Tensor) else torch.from_numpy(np.stack(raws))
 
 
 def format_of(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
@@ -219,6 +337,34 @@ def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> I
     return ImageOptions(columns, tuple(names), tile, broken, labelled, header=settings.header)
 
 
+def training_images(
+    settings: Any, origin: Origin | None, published: bool, *, labelled: bool = True
+) -> ImageData:
+    """Images to train and to validate on; a `published` size names a model of its own size."""
+    return load_images(
+        str(settings.data),
+        valid=settings.valid,
+        test=settings.test,
+        format=format_wanted(settings, origin, published),
+        options=image_options(settings, labelled, settings.names),
+        cache=cache_folder(),
+    )
+
+
+def read_images(runner: Any, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
+    """The part that is judged, as a model takes its images."""
+    asked: dict[str, Any] = {"need": (settings.part,), "trained": runner.trained, **more}
+    return load_images(
+        settings.data,
+        **asked,
+        test=settings.test,
+        valid=settings.valid,
+        format=runner.codec.format_for(settings),
+        options=image_options(settings, labelled),
+        cache=cache_folder(),
+    )
+
+
 class ImageTask(MediaTask[ImageCodec, A]):
     """A task whose inputs are images."""
 
@@ -241,61 +387,29 @@ class ImageTask(MediaTask[ImageCodec, A]):
 
     @classmethod
     def load_images(cls, settings: Any, origin: Origin | None, *, labelled: bool = True) -> Any:
-        """Read the images to train and to validate on."""
-        return load_images(
-            str(settings.data),
-            valid=settings.valid,
-            test=settings.test,
-            format=format_wanted(settings, origin, settings.size not in cls.sizes),
-            options=image_options(settings, labelled, settings.names),
-            cache=cache_folder(),
-        )
+        """Images to train and to validate on."""
+        published = settings.size not in cls.sizes
+        return training_images(settings, origin, published, labelled=labelled)
 
     def load_test(self, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
-        """Read the part that is judged, as this model takes its images."""
-        asked: dict[str, Any] = {"need": (settings.part,), "trained": self.trained, **more}
-        return load_images(
-            settings.data,
-            **asked,
-            test=settings.test,
-            valid=settings.valid,
-            format=self.format_for(settings),
-            options=image_options(settings, labelled),
-            cache=cache_folder(),
-        )
+        """The part that is judged, as this model takes its images."""
+        return read_images(self, settings, labelled=labelled, **more)
 
     def format_for(self, settings: Any) -> ImageFormat:
-        """Return the format of images of the size that is asked for."""
-        size = getattr(settings, "image", None)
-        return replace(self.format, size=size) if size else self.format
+        """Format of images of the size that is asked for."""
+        return self.codec.format_for(settings)
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Answer images batch by batch."""
 
         def answer(pixels: list[np.ndarray], lines: list[int]) -> list[A]:
-            return self.answer_pixels(torch.from_numpy(np.stack(pixels)), settings, lines)
+            return self.answer_pixels(stacked(pixels), settings, lines)
 
-        format, answers = self.format_for(settings), []
-        for start in range(0, len(inputs), settings.batch):
-            some = inputs[start : start + settings.batch]
-            notes: list[list[str]] = [[] for _ in some]
-            read = [
-                IMAGE.read(image, format, settings.broken, told)
-                for image, told in zip(some, notes, strict=True)
-            ]
-            answers += self.noted(self.answer_read(read, answer, first + start), notes)
+        answers: list[Any] = []
+        for read, notes in self.codec.groups(inputs, settings):
+            some = self.answer_read(read, answer, first + len(answers))
+            answers += noted(some, notes, IMAGE)
         return answers
-
-    def noted(self, answers: list[Any], notes: Sequence[Sequence[str]]) -> list[Any]:
-        """Return answers with what was done to their images, and log how many these are."""
-        prepared = [n for n, told in enumerate(notes) if told]
-        if prepared:
-            many = f"{len(prepared):,} of {len(notes):,} images" if len(notes) > 1 else "the image"
-            log(f"{many} prepared as the training images were: {'; '.join(notes[prepared[0]])}")
-        return [
-            replace(one, notes=tuple(told)) if told and hasattr(one, "notes") else one
-            for one, told in zip(answers, notes, strict=True)
-        ]
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
         """Answer bytes (n, c, h, w), which are inputs of these numbers."""
@@ -305,16 +419,6 @@ class ImageTask(MediaTask[ImageCodec, A]):
         """Return an image as the model reads it, (1, c, h, w)."""
         pixels, _, _ = photo_of(self.format_for(settings), IMAGE.check(given))
         return self.format.normalise(pixels.to(self.device))
-
-    def image_tokens(self, images: Tensor, read: Mapping[str, Layout] | None = None) -> Any:
-        """Return tokens, keys and grid of a Question about images; `read` lays out more modules."""
-        from regard.viewer.image import layouts
-        from regard.viewer.placement import token_name
-
-        size = images.shape[2], images.shape[3]
-        grid, keys = grid_keys({**layouts(self.model, size), **(read or {})})
-        names = [token_name(grid, cell) for cell in range(len(grid.names), len(grid))]
-        return {"tokens": names, "keys": keys, "grid": grid}
 
     def watched(self) -> Any:
         """Return what attends to the image: the model, or a part of it."""
@@ -326,20 +430,5 @@ class ImageTask(MediaTask[ImageCodec, A]):
 
     def explain(self, given: Any, settings: Any) -> Any:
         """Watch the model while it answers an image, and gather where it looked."""
-        from regard.viewer.image import VIEWS, image_picture
-        from regard.viewer.placement import parse_query_point
-
-        view = VIEWS[settings.view]
-        format = self.format_for(settings)
-        assert format.size is not None
-        whole = upright(open_image(IMAGE.check(given)))
-        query = parse_query_point(settings.at, whole.size, format.seen_of(whole))
-        pixels, photo, name = photo_of(format, given)
-        with watch(self.watched()) as maps:
-            told = self.describe(pixels, settings)
-        notes: list[str] = []
-        format.read(given, notes=notes)
-        note = "; ".join([*notes, *([told["note"]] if told.get("note") else [])])
-        told = {"title": name, "source": name, **told, "note": note}
-        size = format.size, format.size
-        return image_picture(view, self.watched(), maps, size, photo, query, **told)
+        seen = partial(self.describe, settings=settings)
+        return self.codec.picture(self.watched(), IMAGE.check(given), settings, seen)

@@ -23,10 +23,12 @@ from regard.models.protocols import Model
 from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae_decoder import import_decoder
 from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.settings import fill
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
-from regard.tasks.frame.task import Judged
+from regard.tasks.frame.task import Judged, listed
+from regard.tasks.vision.images import EvalImages
 from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
@@ -54,14 +56,16 @@ from regard.tasks.vision.pretraining import (
     text_vectors,
     texts_to_choose,
 )
-from regard.tasks.vision.probe import ProbeSettings, evaluate_probe, neighbour_accuracy, pooled
+from regard.tasks.vision.probe import neighbour_accuracy, pooled, probed
+
+PROBE_KEYS = ("probe", "share", "neighbours")  # of an evaluation
 
 
 class Pretrain(ImageTask[Any]):
     """An encoder that turns images into vectors, trained without labels."""
 
     name, holds, target = "pretrain", "images", ""
-    Train, Run, Eval, Look = TrainPretrain, RunPretrain, ProbeSettings, LookPretrain
+    Train, Run, Eval, Look = TrainPretrain, RunPretrain, EvalImages, LookPretrain
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"lr": 0.002, "steps": 6000},
         "small": {"lr": 0.0015, "steps": 15_000},
@@ -306,7 +310,13 @@ class Pretrain(ImageTask[Any]):
         """Judge the vectors by labels that are learnt from them, or by texts that are found."""
         if settings.get("probe") is None and self.trained_by == "clip":
             return super().evaluate(settings, **{**rivals, "against": None})
-        return evaluate_probe(self, settings, **rivals)
+        asked = fill(EvalImages, {"probe": "knn", **settings})
+        if asked.data is None:
+            raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {self.holds}")
+        with self.using(asked):
+            made = [probed(each, asked) for each in (self, *listed(rivals.pop("against", None)))]
+        rest = {key: v for key, v in settings.items() if key not in PROBE_KEYS}
+        return made[0].evaluate(rest, against=made[1:], **rivals)
 
     def read_test(self, settings: Any) -> CaptionData:
         """Read images and their captions."""

@@ -19,7 +19,7 @@ from regard.errors import UsageError, lookup
 from regard.models import info, pretrainer, serving
 from regard.models.protocols import DualEncoder, MaskedPretrainer, Pretrainer
 from regard.settings import setting
-from regard.tasks.vision.labeller import RunImages
+from regard.tasks.vision.images import RunImages
 from regard.tasks.vision.photos import ImageCodec, ImageTrainSettings
 from regard.viewer.settings import ImageLookSettings
 

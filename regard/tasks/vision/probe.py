@@ -1,7 +1,6 @@
 """What the vectors of an encoder are worth: labels by neighbours, or by one linear map."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +11,10 @@ from torch.nn import functional as F
 from regard.data.image_format import ImageFormat
 from regard.data.images import ImageData, Images
 from regard.errors import UsageError
-from regard.metrics.evaluation import Evaluation
 from regard.models.protocols import ImageEncoder
-from regard.settings import fill, setting
-from regard.tasks.frame.task import listed
-from regard.tasks.vision.labeller import EvalImages, ImageLabeller
-from regard.tasks.vision.photos import ImageCodec, ImageTask
+from regard.tasks import task
+from regard.tasks.runner import Runner
+from regard.tasks.vision.photos import ImageCodec, read_images
 
 CHUNK = 2048  # vectors that are compared with all others at once
 TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
@@ -25,14 +22,6 @@ DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map 
 FOLDS = 5  # one of so many parts is held out to choose by
 STEPS = 100
 KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
-
-
-@dataclass(frozen=True)
-class ProbeSettings(EvalImages):
-    """What to judge an encoder on, and how."""
-
-    share: float = setting(1.0, "share of the labelled images to learn from", above=0, max=1)
-    neighbours: int = setting(20, "neighbours that vote, with probe=knn", min=1, max=10_000)
 
 
 def pooled(model: ImageEncoder, images: Tensor) -> Tensor:
@@ -131,19 +120,19 @@ class Probe(NamedTuple):
     facts: dict[str, Any]
 
 
-def _knn(known: Known, settings: ProbeSettings) -> Probe:
+def _knn(known: Known, settings: Any) -> Probe:
     def near(queries: Tensor) -> Tensor:
         return by_neighbours(known, queries, settings.neighbours)
 
     return Probe(near, {"neighbours": settings.neighbours})
 
 
-def _linear(known: Known, settings: ProbeSettings) -> Probe:
+def _linear(known: Known, settings: Any) -> Probe:
     probabilities, decay = fit_best_linear(known)
     return Probe(probabilities, {"decay": decay})
 
 
-PROBES: dict[str, Callable[[Known, ProbeSettings], Probe]] = {"linear": _linear, "knn": _knn}
+PROBES: dict[str, Callable[[Known, Any], Probe]] = {"linear": _linear, "knn": _knn}
 
 
 class Probed(nn.Module):
@@ -159,37 +148,22 @@ class Probed(nn.Module):
         return probs.clamp_min(1e-9).log()
 
 
-def fit_probe(task: ImageTask[Any], settings: ProbeSettings) -> tuple[Probe, ImageLabeller]:
-    """Learn labels from the vectors of the training part; return a labeller to be judged."""
-    need = {"need": ("train", settings.part), "trained": None}
-    data = task.load_test(settings, **need)
+def probed(runner: Any, settings: Any) -> Runner[Any]:
+    """The model to judge: with probe=, labels that are learnt from the vectors of a model."""
+    if settings.probe is None:
+        for key, usual in (("share", 1.0), ("neighbours", 20)):
+            if getattr(settings, key) != usual:
+                raise UsageError(f"{key}= is of a probe; add probe=linear or probe=knn")
+        return runner
+    if settings.part == "train":
+        raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
+    data = read_images(runner, settings, need=("train", settings.part), trained=None)
     if len(data.classes) < 2:
         raise UsageError(f"{settings.data}: one label, {data.classes}; expected at least two")
-    train = data.parts["train"].part(settings.share)
-    known = Known(vectors(task.model, train, task.format), train.labels, len(data.classes))
-    probe = PROBES[settings.probe or "knn"](known, settings)
-    model = Probed(task.model, probe.probabilities).eval()
-    return probe, ImageLabeller(model, ImageCodec(task.format, data.classes))
-
-
-def evaluate_probe(
-    task: ImageTask[Any],
-    settings: Mapping[str, Any],
-    *,
-    against: Any = None,
-    names: Sequence[str] = ("model",),
-) -> Evaluation:
-    """Judge the vectors of a model by labels that are learnt from them."""
-    asked = fill(ProbeSettings, settings)
-    if asked.data is None:
-        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {task.holds}")
-    if asked.part == "train":
-        raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
-    with task.using(asked):
-        probe, labeller = fit_probe(task, asked)
-        rivals = [fit_probe(other, asked)[1] for other in listed(against)]
-    own = {each.name for each in fields(EvalImages)} - {"probe"}
-    rest = {key: value for key, value in settings.items() if key in own}
-    result = labeller.evaluate(rest, against=rivals, names=names)
-    facts = {"probe": asked.probe or "knn", "share": asked.share, **probe.facts}
-    return replace(result, made_with={**result.made_with, **facts})
+    train = data["train"].part(settings.share)
+    format = runner.codec.format
+    known = Known(vectors(runner.model, train, format), train.labels, len(data.classes))
+    probe = PROBES[settings.probe](known, settings)
+    model = Probed(runner.model, probe.probabilities).eval()
+    facts = {"probe": settings.probe, "share": settings.share, **probe.facts}
+    return Runner(task("images"), model, ImageCodec(format, data.classes), {"probe": facts})
