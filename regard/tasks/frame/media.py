@@ -45,6 +45,10 @@ class MediaCodec:
         none = {} if self.outliers is None else {"none": self.outliers.facts()}
         return {**labels, self.kind: asdict(self.format), **none, **self.more}
 
+    def format_for(self, settings: Any) -> Any:
+        """Format in which inputs are read by such settings."""
+        return self.format
+
     def hashes(self) -> list[str]:
         """Return the hash of the tokenizer, if there is one."""
         return [] if self.tokenizer is None else [self.tokenizer.sha]

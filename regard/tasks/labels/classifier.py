@@ -53,6 +53,10 @@ class LabelCodec(Codec, Protocol[Raw]):
     baselines: Baselines | None
     outliers: Outliers | None
 
+    def format_for(self, settings: Any) -> Any:
+        """Format in which inputs are read by such settings."""
+        ...
+
     def groups(
         self, inputs: Sequence[Any], settings: Any
     ) -> Iterator[tuple[list[Raw | str], list[list[str]]]]:
@@ -162,13 +166,11 @@ class Classifier(Predictor[Classified]):
 
     def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
-        ((raws, _),) = self.codec.groups([given], settings)
-        if isinstance(raws[0], str):
-            raise UsageError(raws[0])
+        raw = self.codec.modality.read(given, self.codec.format_for(settings))
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            logits = self.model(*self.codec.arguments(raws * copies, self.device))
+            logits = self.model(*self.codec.arguments([raw] * copies, self.device))
             return logits.double().log_softmax(-1).unsqueeze(1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
@@ -179,7 +181,7 @@ class Classifier(Predictor[Classified]):
             names=self.labels,
             places=["label"],
             expected=chosen,
-            **self.codec.tokens(self.model, raws[0]),
+            **self.codec.tokens(self.model, raw),
         )
 
     def explain(self, given: Any, settings: Any) -> Picture:

@@ -114,7 +114,7 @@ class LabelJudge(Judge[Dataset[Any]]):
             scores,
             len(part),
             results.details(errors, baseline_scores(codec, part)),
-            {"data_hash": data.part_sha(settings.part), **self.made_with(runner, settings)},
+            self.made_with(runner, settings),
         )
 
     def compare(

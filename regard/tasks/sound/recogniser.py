@@ -381,7 +381,6 @@ class TranscriptJudge(Judge[SoundData]):
         scores = transcript_scores(texts, sounds.texts, settings.normalise, settings.samples)
         names = set(TranscribeRun.__dataclass_fields__) - {"threads", "columns", "rate"}
         made_with = {name: getattr(settings, name) for name in sorted(names)}
-        made_with["data_hash"] = data.part_sha(settings.part)
         return ScoredPredictions(scores, len(sounds), made_with=made_with)
 
     def compare(
