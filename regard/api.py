@@ -15,7 +15,9 @@ from regard.errors import UsageError, log_once, nearest
 from regard.files import read_json
 from regard.metrics.results import Named
 from regard.models.folder import WEIGHTS, load_folder
+from regard.pretrained.import_export import EXPORTS, ExportSettings
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
+from regard.settings import fill
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
 from regard.training.plan import DURATION_KEYS
@@ -492,7 +494,7 @@ def look(
     task: `regard look MODEL --help`.
     """
     from regard.tasks.frame.settings import RunSettings
-    from regard.viewer import Look
+    from regard.viewer.notebook import Look
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
         return _movie(model, texts, out, settings)
@@ -558,7 +560,8 @@ class Shown:
     """Pictures of chosen layers and heads, which show themselves in a notebook."""
 
     def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
-        from regard.viewer import Look, choose_views
+        from regard.viewer.notebook import Look
+        from regard.viewer.picture import choose_views
 
         self.findings = tuple(findings)
         self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
@@ -607,7 +610,6 @@ def heads(
     `regard heads --help`. Returns Heads, whose str() is the table of all scores.
     """
     from regard.insight.heads import HeadsSettings, measured
-    from regard.settings import fill
 
     loaded, data = load_with_data(model, data)
     asked = fill(HeadsSettings, settings | given(data=data, out=out))
@@ -709,7 +711,6 @@ def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined | 
     """
     from regard.data.in_memory import on_disk
     from regard.examine.doctor import DoctorSettings, ExaminedModel, examine
-    from regard.settings import fill
 
     own = fill(DoctorSettings, materialise_data(settings))
     place = Path(data) if isinstance(data, str | Path) else None
@@ -726,7 +727,6 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     """
     from regard.pretrained.convert import readable
     from regard.pretrained.import_export import ImportSettings
-    from regard.settings import fill
 
     fill(ImportSettings, settings | given(out=out))
     if out is None:
@@ -804,10 +804,6 @@ def _generation(folder: Path) -> dict[str, Any]:
     return told
 
 
-# format -> the settings it takes beside out
-EXPORTS = {"ctranslate2": ("quantization",), "huggingface": ("dtype", "max_shard")}
-
-
 def export(
     model: Place, /, *, format: str = "huggingface", out: Place | None = None, **settings: Any
 ) -> Saved:
@@ -817,16 +813,13 @@ def export(
 
     `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
     """
-    if format not in EXPORTS:
-        raise UsageError(f"format={format}; choose from {', '.join(sorted(EXPORTS))}")
-    if out is None:
+    asked = fill(ExportSettings, {"format": format, "out": out, **settings})
+    if asked.out is None:
         raise UsageError("out is missing; add out=FOLDER for the exported model")
-    unknown = set(settings) - set(EXPORTS[format])
-    if unknown:
-        known = ", ".join(("format", "out", *EXPORTS[format]))
-        raise UsageError(f"unknown key '{min(unknown)}'; known are {known}")
+    for key in settings.keys() - EXPORTS[format]:
+        raise UsageError(f"{key}= is not for format={format}; leave it out")
     if format == "huggingface":
-        return _export_huggingface(find_model(model), out, **settings)
+        return _export_huggingface(find_model(model), asked.out, asked)
     from regard.pretrained.ctranslate2 import export_ctranslate2
 
     loaded: Any = load(model)
@@ -838,24 +831,18 @@ def export(
         loaded.model,
         loaded.codec.source,
         loaded.codec.target,
-        out,
-        settings.get("quantization"),
+        asked.out,
+        asked.quantization,
     )
     return Saved(str(place))
 
 
-def _export_huggingface(
-    folder: Path, out: Place, *, dtype: str = "float32", max_shard: Any = None
-) -> Saved:
-    """Write a model as transformers' AutoModel and AutoTokenizer read it; max_shard is in MB."""
+def _export_huggingface(folder: Path, out: Path, asked: ExportSettings) -> Saved:
+    """Write a model as transformers' AutoModel and AutoTokenizer read it."""
     from regard.files import making
     from regard.pretrained.folder import export_weights, is_foreign
     from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizers
 
-    if max_shard is not None:
-        if not str(max_shard).isdecimal() or not 0 < int(max_shard) <= 10**6:
-            raise UsageError(f"max_shard={max_shard}; expected MB of a file, such as 5000")
-        max_shard = int(max_shard) * 10**6
     if is_foreign(folder):
         model, config, tokenizers = _import(folder)
     else:
@@ -865,7 +852,8 @@ def _export_huggingface(
         reads_text = not other & config.keys() or hasattr(model, "texts")
         tokenizers = load_tokenizers(folder) if reads_text else (None, None)
     with making(out) as partial:
-        sizes: dict[str, Any] = {"dtype": dtype, "max_shard": max_shard}
+        most = asked.max_shard and asked.max_shard * 10**6
+        sizes: dict[str, Any] = {"dtype": asked.dtype, "max_shard": most}
         told = config.get("pretraining")
         if isinstance(told, dict) and told.get("by") == "mae":
             sizes["whole"] = _whole(folder, model, config)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from regard import __version__
 from regard.errors import UsageError, as_json, lookup, printable, without_commands
-from regard.settings import describe, parse
+from regard.settings import parse
 from regard.verbs import VERBS, Call, Verb, resolve, spelled_anew
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -63,8 +63,11 @@ def act(words: list[str]) -> int:
     elif flags & {"--help", "-h"}:
         verb = lookup("verb", words[0], VERBS)
         print(verb.page(*words[1:2]), flush=True)  # at once: to know the keys, torch is imported
-        if settings := verb.settings_class(*words[1:2]):
-            print("\n" + keys(settings, short_keys(words)))
+        plain, settings = parse(words[1:])
+        if rows := verb.rows(*plain[:1], values=settings):
+            print(f"\nKeys (type or choices, default)\n\n{resolve('regard.help:table')(rows)}")
+        if verb.listing and not plain:
+            print(f"\nregard {verb.name} {verb.words[0]} --help lists its own keys, too.")
     else:
         verb = lookup("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
@@ -108,31 +111,6 @@ def front_page() -> str:
     lines += ["Everywhere: --json, --quiet, --version, --help."]
     return "\n".join(lines)
 
-
-def short_keys(words: list[str]) -> dict[str, Any]:
-    """Return the short keys of a task that is trained."""
-    from regard.tasks import task
-
-    named = words[0] == "train" and len(words) > 1
-    return dict(task(trained_task(words[1])).short) if named else {}
-
-
-def trained_task(name: str) -> str:
-    """The task of that name, or the one that a recipe trains."""
-    from regard.recipes import RECIPES, recipe
-
-    return recipe(name).TASK if name in RECIPES else name
-
-
-def keys(settings: type, short: dict[str, Any]) -> str:
-    """Write all settings of a class, with their defaults."""
-    rows = list(describe(settings))
-    width = max(len(row.key) for row in rows)
-    lines = ["Settings (type, default):"]
-    for key, kind, default, help, *_ in rows:
-        lines.append(f"  {key:<{width}}  {help + ' ' if help else ''}({kind}, {default or 'none'})")
-    for key, long in short.items():
-        lines.append(f"  {key:<{width}}  short for {long}")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ class Verb:
         words: plain words that it takes, in capitals: [WORD] may be left out, WORD... repeated.
         keys: keys that the line of usage shows.
         summary: line of the front page.
-        examples: two commands.
+        examples: two commands or more.
         group: heading under which the front page lists it.
         settings: "module:class" of its keys, or a function that returns the class by the first
             word, or by None. A verb without has nothing to set.
@@ -28,6 +28,8 @@ class Verb:
             entry may have a summary, words, keys and examples of its own.
         aliases: former spellings, and the first word that each stands for.
         terminal: whether it belongs to the command line alone: its function takes the `Call`.
+        listing: "module:function" that returns the rows of its help page, where defaults depend on
+            the first word and on the values that are given.
     """
 
     name: str
@@ -35,12 +37,13 @@ class Verb:
     words: tuple[str, ...]
     keys: str
     summary: str
-    examples: tuple[str, str]
+    examples: tuple[str, ...]
     group: str = "tools"
     settings: str = ""
     names: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     terminal: bool = False
+    listing: str = ""
 
     @property
     def exported(self) -> tuple[str, str]:
@@ -71,17 +74,19 @@ class Verb:
         found: Any = resolve(self.names)
         return found if isinstance(found, Mapping) else found()
 
-    def rows(self, word: str | None = None, *, values: Mapping[str, Any]) -> list[Setting]:
-        """Settings, as the first word and the values that are given ask for them."""
-        found = self.settings_class(word)
-        return [] if found is None else list(describe(found))
-
     def settings_class(self, word: str | None = None) -> type | None:
         """Class of its settings, as the first word asks for them."""
         if not self.settings:
             return None
         found = resolve(self.settings)
         return found if isinstance(found, type) else found(word)
+
+    def rows(self, word: str | None = None, *, values: Mapping[str, Any]) -> list[Setting]:
+        """Settings with the defaults that it has where the first word and some values are given."""
+        if self.listing:
+            return resolve(self.listing)(word, values)
+        found = self.settings_class(word)
+        return [] if found is None else list(describe(found))
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ TABLE = (
         "regard.api:run_settings",
         names="regard.api:starters",
         terminal=True,
+        listing="regard.help:run_rows",
     ),
     Verb(
         "train",
@@ -152,6 +158,7 @@ TABLE = (
         "use",
         "regard.api:train_settings",
         names="regard.recipes:TRAININGS",
+        listing="regard.help:train_rows",
     ),
     Verb(
         "eval",
@@ -166,6 +173,7 @@ TABLE = (
         "use",
         "regard.api:eval_settings",
         names="regard.api:starters",
+        listing="regard.help:eval_rows",
     ),
     Verb(
         "look",
@@ -180,6 +188,7 @@ TABLE = (
         "use",
         "regard.api:look_settings",
         names="regard.api:starters",
+        listing="regard.help:look_rows",
     ),
     Verb(
         "compare",
@@ -194,6 +203,7 @@ TABLE = (
         "use",
         "regard.lab.variants:CompareSettings",
         names="regard.recipes:TRAININGS",
+        listing="regard.help:compare_rows",
     ),
     Verb(
         "doctor",

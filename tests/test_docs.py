@@ -22,11 +22,11 @@ import pytest
 
 import regard
 from regard.api import task_of
-from regard.cli import short_keys
 from regard.lab.variants import CompareSettings
 from regard.recipes import RECIPES
 from regard.settings import describe, parse
 from regard.tasks import TASKS
+from regard.tasks import task as task_class
 from regard.verbs import VERBS, spelled_anew
 
 HOME = Path(__file__).resolve().parents[1]
@@ -187,7 +187,8 @@ def keys_of_tasks(kind: str) -> set[str]:
     for task in TASKS:
         settings = VERBS[kind].settings_class(task)
         assert settings is not None
-        known |= {row.key for row in describe(settings)} | set(short_keys([kind, task]))
+        known |= {row.key for row in describe(settings)}
+        known |= set(task_class(task).short) if kind == "train" else set()
     return known
 
 

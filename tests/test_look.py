@@ -17,9 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UsageError
-from regard.viewer import Look, Picture, Step, View, choose_views, draw, save
 from regard.viewer.html import MAX_WEIGHTS, as_data, pack, page, write_page
-from regard.viewer.picture import Node, Tree, readable, show_token
+from regard.viewer.notebook import Look, draw, save
+from regard.viewer.picture import (
+    Node,
+    Picture,
+    Step,
+    Tree,
+    View,
+    choose_views,
+    readable,
+    show_token,
+)
 
 HOSTILE = [
     "<script>window.hacked=1</script>",

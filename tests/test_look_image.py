@@ -27,7 +27,6 @@ from regard.tasks.runner import Runner
 from regard.tasks.vision.images import TASK as IMAGES
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import Pretrain
-from regard.viewer import Look, Picture, draw
 from regard.viewer.html import MAX_IMAGE_WEIGHTS, page
 from regard.viewer.image import (
     filters,
@@ -37,6 +36,8 @@ from regard.viewer.image import (
     reconstruction,
     rollout,
 )
+from regard.viewer.notebook import Look, draw
+from regard.viewer.picture import Picture
 from regard.viewer.placement import (
     grid_weights,
     query_row,

@@ -12,9 +12,9 @@ from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.layout import TokenGrid, time_grid
 from regard.models import family, preset
-from regard.viewer import draw
 from regard.viewer.html import page
 from regard.viewer.image import placed_view, rollout
+from regard.viewer.notebook import draw
 from regard.viewer.picture import Picture, Placement, Recording
 from regard.viewer.placement import grid_weights, token_name
 from regard.viewer.sound import _timed, parse_moment, sound_picture, spectrogram_photo

@@ -58,7 +58,7 @@ class BertConfig:
     their own.
     """
 
-    vocab: int = size_field(30522, 10_000_000, "vocabulary; that of the tokenizer")
+    vocab: int = size_field(30522, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     depth: int = size_field(12, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
@@ -90,7 +90,7 @@ class BertConfig:
         "same", "norm of the first block", choices=lambda: ("same", "none", *NORMS)
     )
     head: str = setting("words", "head", choices=lambda: HEADS)
-    labels: int = size_field(2, 10_000_000, "labels; those of the data")
+    labels: int = size_field(2, 10_000_000, "labels; a training takes those of the data")
     clusters: int = setting(0, "clusters of labels; 0: none", min=0, max=100_000)
     cluster_beam: int = size_field(4, 100_000, "clusters whose labels are ranked")
     pool: str = setting("first", "pooling of a classifier", choices=POOLERS)

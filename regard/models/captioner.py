@@ -56,7 +56,7 @@ class DecoderConfig:
     """The caption decoder: a transformer of blocks or a recurrent network of cells."""
 
     kind: str = setting("transformer", "caption decoder", choices=lambda: DECODERS)
-    vocab: int = size_field(4000, 10_000_000, "vocabulary; that of the tokenizer")
+    vocab: int = size_field(4000, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     depth: int = size_field(2, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(128, 4, 512, feed_forward="gelu", dropout=0.1)

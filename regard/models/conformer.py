@@ -44,8 +44,10 @@ class ConformerConfig:
     """The sizes and parts of a speech encoder, and its heads: CTC, a decoder, both, or labels."""
 
     mels: int = size_field(80, 4096, "mel filters")
-    vocab: int = setting(32, "vocabulary; that of the tokenizer", min=0, max=10_000_000)
-    labels: int = setting(0, "labels; those of the data", min=0, max=10_000_000)
+    vocab: int = setting(
+        32, "vocabulary; a training takes that of the tokenizer", min=0, max=10_000_000
+    )
+    labels: int = setting(0, "labels; a training takes those of the data", min=0, max=10_000_000)
     subsampling: int = setting(4, "frames per vector of the encoder", min=2, max=4)
     channels: int = size_field(144, 2**16, "channels of the subsampling")
     encoder: str = setting("conformer", "encoder blocks", choices=lambda: ENCODERS)

@@ -30,8 +30,12 @@ def size_table(fields: str, rows: Mapping[str, tuple], **fixed: Any) -> dict[str
 class EncoderDecoderConfig:
     """The sizes that every encoder-decoder of two texts has."""
 
-    source_vocab: int = size_field(8000, 10_000_000, "source vocabulary; that of the tokenizer")
-    target_vocab: int = size_field(8000, 10_000_000, "target vocabulary; that of the tokenizer")
+    source_vocab: int = size_field(
+        8000, 10_000_000, "source vocabulary; a training takes that of the tokenizer"
+    )
+    target_vocab: int = size_field(
+        8000, 10_000_000, "target vocabulary; a training takes that of the tokenizer"
+    )
     encoder_depth: int = size_field(6, 1000, "encoder layers")
     decoder_depth: int = size_field(6, 1000, "decoder layers")
 

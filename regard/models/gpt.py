@@ -38,7 +38,7 @@ from regard.settings import setting
 class GPTConfig:
     """The sizes and parts of a decoder-only transformer."""
 
-    vocab: int = size_field(50257, 10_000_000, "vocabulary; that of the tokenizer")
+    vocab: int = size_field(50257, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     depth: int = size_field(12, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(768, 12, 3072, feed_forward="gelu_tanh")

@@ -36,7 +36,7 @@ class MViTConfig:
     `key_stride`, of each further one by half of that.
     """
 
-    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    labels: int = setting(1000, "labels; a training takes those of the data", min=0, max=10_000_000)
     channels: int = size_field(3, 4096, "colour channels")
     image: int = size_field(224, 2**16, "image size in pixels")
     patch: int = size_field(7, 2**12, "patch size in pixels")

@@ -36,7 +36,7 @@ class SeriesConfig:
     `chunk` has a length for each axis: one for a series, two for an array with height and width.
     """
 
-    labels: int = size_field(2, 10_000_000, "labels; those of the data")
+    labels: int = size_field(2, 10_000_000, "labels; a training takes those of the data")
     channels: int = size_field(1, 2**16, "channels of the series")
     chunk: tuple[int, ...] = setting((4,), "steps of a token along each axis", min=1, max=2**16)
     stride: tuple[int, ...] | None = setting(

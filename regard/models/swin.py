@@ -46,7 +46,7 @@ class SwinConfig:
     continuous positions were learned with if not with these.
     """
 
-    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    labels: int = setting(1000, "labels; a training takes those of the data", min=0, max=10_000_000)
     channels: int = size_field(3, 4096, "colour channels")
     image: int = size_field(224, 2**16, "image size in pixels")
     patch: int = size_field(4, 2**12, "patch size in pixels")

@@ -25,7 +25,7 @@ VISION_TASKS: dict[str, dict[str, Any]] = {
 class ConvolutionConfig:
     """What every network has that begins with a stem of convolutions."""
 
-    labels: int = setting(1000, "labels; those of the data", min=0, max=10_000_000)
+    labels: int = setting(1000, "labels; a training takes those of the data", min=0, max=10_000_000)
     channels: int = size_field(3, 4096, "colour channels")
     image: int = size_field(224, 2**16, "image size in pixels")
     stem: str = setting("large", "stem, before the blocks", choices=("large", "small"))

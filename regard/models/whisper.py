@@ -39,7 +39,7 @@ class WhisperConfig:
     """The sizes and parts of a Whisper model."""
 
     mels: int = size_field(80, 512, "mel filters")
-    vocab: int = size_field(51865, 10_000_000, "vocabulary; that of the tokenizer")
+    vocab: int = size_field(51865, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     encoder_depth: int = size_field(4, 1000, "encoder layers")
     decoder_depth: int = size_field(4, 1000, "decoder layers")
     block: BlockConfig = field(

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from regard.settings import setting
 
+# format -> the settings that it takes beside out
+EXPORTS = {"huggingface": ("dtype", "max_shard"), "ctranslate2": ("quantization",)}
+
 
 @dataclass(frozen=True)
 class ImportSettings:
@@ -18,7 +21,13 @@ class ExportSettings:
     """Settings of `export`."""
 
     out: Path | None = setting(None, "folder to write the model to")
-    format: str = setting("huggingface", "format: huggingface or ctranslate2")
-    dtype: str = setting("float32", "huggingface: float32, float16 or bfloat16")
+    format: str = setting("huggingface", "format", choices=EXPORTS)
+    dtype: str = setting(
+        "float32", "huggingface: data type", choices="regard.pretrained.folder:DTYPES"
+    )
     max_shard: int | None = setting(None, "huggingface: MB of a file of weights", min=1, max=10**6)
-    quantization: str | None = setting(None, "ctranslate2: type of the weights, such as int8")
+    quantization: str | None = setting(
+        None,
+        "ctranslate2: data type",
+        choices="regard.pretrained.ctranslate2:QUANTIZATIONS",
+    )

@@ -1,12 +1,16 @@
 """Pictures of attention: one HTML file to explore, PNG to print, inline in a notebook."""
 
-from regard.viewer.drawing import Drawing, Plot, draw_plots
-from regard.viewer.image import filters as first_filters
-from regard.viewer.notebook import Look, draw, save
-from regard.viewer.overlays import draw_overlays
-from regard.viewer.panels import BLUES, LINE, SOFT, Panel, Sheet, draw_gallery
-from regard.viewer.picture import Picture, Step, Table, View, choose_views
-from regard.viewer.plot import DOT, SEED, plain
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.viewer.drawing import Drawing, Plot, draw_plots
+    from regard.viewer.image import filters as first_filters
+    from regard.viewer.notebook import Look, draw, save
+    from regard.viewer.overlays import draw_overlays
+    from regard.viewer.panels import BLUES, LINE, SOFT, Panel, Sheet, draw_gallery
+    from regard.viewer.picture import Picture, Step, Table, View, choose_views
+    from regard.viewer.plot import DOT, SEED, plain
 
 __all__ = [
     "BLUES",
@@ -32,3 +36,16 @@ __all__ = [
     "plain",
     "save",
 ]
+# modules that define these names, imported when one is asked for: most of them draw, which takes
+# matplotlib
+HOMES = ("drawing", "notebook", "overlays", "panels", "picture", "plot")
+
+
+def __getattr__(name: str) -> Any:
+    """What a module of the package defines under a name."""
+    if name == "first_filters":
+        return import_module("regard.viewer.image").filters
+    if name in __all__:
+        modules = (import_module(f"regard.viewer.{home}") for home in HOMES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

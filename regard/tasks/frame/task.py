@@ -599,7 +599,7 @@ class Task(Generic[C, A]):
         names: Sequence[str] = ("model",),
     ) -> Evaluation:
         """Judge the model on data, alone or against others, of these names after its own."""
-        asked = self._filled(self.Eval, {**self.eval_defaults(), **settings})
+        asked = self.eval_settings(settings)
         if asked.data is not None and getattr(asked, "columns", "") is None:
             asked = self.with_columns(asked)
         if asked.data is None:
@@ -684,6 +684,10 @@ class Task(Generic[C, A]):
     def for_reader(self, picture: Any, settings: Any) -> Any:
         """A picture as users see it, who may read other units than the model does."""
         return picture
+
+    def eval_settings(self, settings: Mapping[str, Any]) -> Any:
+        """Complete what a user gave to the settings of an evaluation."""
+        return self._filled(self.Eval, {**self.eval_defaults(), **settings})
 
     def look_settings(self, settings: Mapping[str, Any]) -> Any:
         """Complete what a user gave to the settings of look."""
