@@ -25,7 +25,7 @@ import torch
 from apart import machine
 
 import regard
-from regard.layers.heads import Classify, ClusterClassify
+from regard.layers.heads import ClassificationHead, ClusterClassify
 from regard.metrics.interval import interval
 
 LEAST = 5  # training texts of a label
@@ -82,7 +82,7 @@ def time_heads(width: int = 256, beam: int = 4) -> None:
     """Time the two heads alone, with random weights."""
     ratios = {}
     for labels, clusters in ((2_000, 32), (20_000, 128), (100_000, 256)):
-        flat = Classify(width, labels, 0.0, "mean").eval()
+        flat = ClassificationHead(width, labels, 0.0, "mean").eval()
         some = ClusterClassify(width, labels, 0.0, "mean", clusters=clusters, beam=beam).eval()
         for texts in (1, 32):
             x = torch.randn(texts, 1, width)

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: E402
 from regard.attention.multihead import MultiHead  # noqa: E402
 from regard.costs.report import forward as counted  # noqa: E402
 from regard.files.weights import state_of  # noqa: E402
-from regard.layers.windows import Windows  # noqa: E402
+from regard.layers.windows import WindowAttention  # noqa: E402
 from regard.models import family, preset  # noqa: E402
 from regard.models.folder import assign_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
@@ -170,7 +170,7 @@ def growth(act: Callable[[int], Callable[[], Any]], sides: list[int], rounds: in
 
 def exponents(rounds: int) -> dict[str, float]:
     """Return how the cost of attention grows with the number of pixels."""
-    windows = Windows(MultiHead(96, 3), 7, 3).eval()
+    windows = WindowAttention(MultiHead(96, 3), 7, 3).eval()
     local = LocalRelation(96).eval()
 
     def in_windows(side: int) -> Callable[[], Any]:

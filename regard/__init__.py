@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from regard.layers.feedforward import FEED_FORWARDS as FEED_FORWARDS
     from regard.layers.norm import NORMS as NORMS
     from regard.layers.block import RESIDUALS as RESIDUALS
-    from regard.layers.windows import Windows as Windows
+    from regard.layers.windows import WindowAttention as WindowAttention
     from regard.models import MODELS as MODELS
     from regard.models.local import LocalRelation as LocalRelation
     from regard.native import fast as fast
@@ -65,7 +65,7 @@ HOMES = {
     "RESIDUALS": "regard.layers.block",
     "MODELS": "regard.models",
     "MultiHead": "regard.attention.multihead",
-    "Windows": "regard.layers.windows",
+    "WindowAttention": "regard.layers.windows",
     "LocalRelation": "regard.models.local",
 }
 HOMES |= dict(verb.exported for verb in VERBS.values() if not verb.terminal)

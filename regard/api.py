@@ -14,7 +14,7 @@ from regard.data.split import Split
 from regard.errors import UsageError, log_once, nearest
 from regard.files import read_json
 from regard.metrics.results import Named
-from regard.models.folder import WEIGHTS, load_folder
+from regard.models.folder import WEIGHTS_FILE, load_folder
 from regard.pretrained.import_export import EXPORTS, ExportSettings
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.settings import fill
@@ -112,7 +112,7 @@ def check_finished(folder: Path) -> None:
     if not any(path.name != ".lock" for path in folder.iterdir()):
         raise UsageError(f"{folder}: an empty folder; train a model into it with out={folder}")
     begun = (folder / "recipe.json").exists() and not (folder / "README.md").exists()
-    if begun and not all((folder / name).exists() for name in ("config.json", WEIGHTS)):
+    if begun and not all((folder / name).exists() for name in ("config.json", WEIGHTS_FILE)):
         told = read_json(folder / "recipe.json")
         what = told.get("recipe") or told.get("task")
         what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-MAX_LENGTH = 3000  # letters of a message
+MAX_MESSAGE = 3000  # letters of a message
 
 
 def printable(text: str) -> str:
@@ -46,7 +46,7 @@ class UsageError(Exception):
     def __init__(self, message: str):
         """Keep the message as one printable line, shortened if it quotes too much."""
         line = printable(str(message))
-        super().__init__(line if len(line) <= MAX_LENGTH else f"{line[:2000]} ... {line[-900:]}")
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:2000]} ... {line[-900:]}")
 
 
 class BrokenInput(UsageError):

@@ -282,7 +282,7 @@ def _fill(
 def _split_nested(
     cls: type, optional: bool, given: dict[str, Any], default: Any, key: str
 ) -> tuple[bool, dict[str, Any], Any]:
-    """Return whether a nested dataclass is set (not none), the fields to set, and its base."""
+    """True if a nested dataclass is set (not none), with the fields to set and its base."""
     parts = {part: value for part, value in given.items() if part}
     base = default if isinstance(default, cls) else None
     if "" not in given:

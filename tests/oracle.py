@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention.masks import Causal, Document, Mask, Padding, Prefix, Sliding, Window
-from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, Score
+from regard.attention.scores import SCORES, Additive, Bilinear, Cosine, Dot, Gaussian, ScoreFunction
 
 Allowed = Callable[[int, int, int], bool]  # may query i of sentence b look at key j?
 
@@ -18,7 +18,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def make_score(name: str, width: int, key_width: int) -> tuple[Score, Callable]:
+def make_score(name: str, width: int, key_width: int) -> tuple[ScoreFunction, Callable]:
     """Return a score, and its textbook formula for one query (d) and some keys (n, c)."""
     if name == "dot":
         return Dot(), lambda q, k: k @ q / math.sqrt(width)

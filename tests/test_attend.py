@@ -64,7 +64,7 @@ def questions(draw) -> dict:
         "mask": mask,
         "allowed": (lambda b, i, j: all(f(b, i, j) for _, f in chosen)) if chosen else None,
         "normalise": draw(st.sampled_from(["softmax", "softmax", "argmax", "sample", "given"])),
-        "tile": draw(st.sampled_from([1, kernels.TILE])),
+        "tile": draw(st.sampled_from([1, kernels.TILE_NUMBERS])),
     }
 
 
@@ -81,7 +81,7 @@ def test_a_loop_in_fp64_equals_attention():
         sample = Sample(torch.Generator().manual_seed(3))
         normalise = {"given": weights, "sample": sample}.get(ask["normalise"], ask["normalise"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "TILE", ask["tile"])
+            patch.setattr(kernels, "TILE_NUMBERS", ask["tile"])
             out = attend(q, k, v, score=score, bias=bias, mask=mask, normalise=normalise)
 
         def weigh(place, i: int, seen: list[int], scores: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ def test_sampling_draws_by_the_softmax():
     assert grad.abs().sum() > 0  # what REINFORCE needs
 
 
-@pytest.mark.parametrize("tile", [1, kernels.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE_NUMBERS])
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_are_right(name: str, tile: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernels, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE_NUMBERS", tile)
     score, _ = make_score(name, 2, 2)
     keep = torch.tensor([[True] * 4 + [False]])
     for mask, queries in [
@@ -192,9 +192,9 @@ NOTHING_LATER = {
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("case", NOTHING_LATER)
-@pytest.mark.parametrize("tile", [1, kernels.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE_NUMBERS])
 def test_the_future_has_no_gradient(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(kernels, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE_NUMBERS", tile)
     mask, biased = NOTHING_LATER[case]
     score, _ = make_score(name, 4, 4)
     q, k, v = (randn(1, 2, 20, 4, seed=i).float().requires_grad_() for i in range(3))
@@ -248,9 +248,9 @@ POISONED = {
 
 @pytest.mark.parametrize("case", POISONED)
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("tile", [1, kernels.TILE])
+@pytest.mark.parametrize("tile", [1, kernels.TILE_NUMBERS])
 def test_poison_at_a_masked_place_never_leaks(case: str, name: str, tile: int, monkeypatch):
-    monkeypatch.setattr(kernels, "TILE", tile)
+    monkeypatch.setattr(kernels, "TILE_NUMBERS", tile)
     mask, places, rows = POISONED[case]
     rows, places = list(rows), list(places)
     score, _ = make_score(name, 4, 4)
@@ -439,7 +439,7 @@ def test_memory_is_linear_in_the_length():
         q = randn(1, 1, 4096, 8).float().requires_grad_()
         with Largest() as seen:
             attend(q, q, q, mask=mask).sum().backward()
-        assert seen.bytes <= 4 * kernels.TILE < 4 * 4096**2
+        assert seen.bytes <= 4 * kernels.TILE_NUMBERS < 4 * 4096**2
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.999])

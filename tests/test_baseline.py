@@ -14,8 +14,8 @@ from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import (
+    BASELINE_FILE,
     COMMONEST,
-    FILE,
     Baselines,
     bigram_gain,
     downsample,
@@ -145,10 +145,10 @@ def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     assert again.scores(inputs, right) == learnt.scores(inputs, right)
     with pytest.raises(UsageError, match="not the baselines of 3 labels; remove it"):
         Baselines.load(tmp_path, 3)
-    (tmp_path / FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
-    with pytest.raises(UsageError, match=FILE):
+    (tmp_path / BASELINE_FILE).write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
+    with pytest.raises(UsageError, match=BASELINE_FILE):
         Baselines.load(tmp_path, 2)
-    (tmp_path / FILE).unlink()
+    (tmp_path / BASELINE_FILE).unlink()
     assert Baselines.load(tmp_path, 2) is None
 
 

@@ -23,7 +23,7 @@ from regard.data.label_clusters import (
 )
 from regard.data.labelled import Example
 from regard.errors import UsageError
-from regard.layers.heads import Classify, ClusterClassify, logit_of_both
+from regard.layers.heads import ClassificationHead, ClusterClassify, logit_of_both
 from regard.metrics.labels import precision_at_k
 from regard.models import preset
 from regard.models.bert import Bert
@@ -166,7 +166,9 @@ def test_the_logit_of_a_product_is_exact_where_numbers_are_extreme():
 @pytest.mark.parametrize("clusters", [0, 1, 4, 11])
 def test_a_model_begins_with_the_frequency_of_each_label(clusters: int):
     targets = torch.rand(4000, 11, generator=torch.Generator().manual_seed(0)) < 0.1
-    head = head_of(clusters, clusters) if clusters else Classify(8, 11, 0.0, "mean").double()
+    head = (
+        head_of(clusters, clusters) if clusters else ClassificationHead(8, 11, 0.0, "mean").double()
+    )
     head.start_at(targets)
     probs = head(torch.zeros(1, 2, 8).double()).sigmoid()[0]
     torch.testing.assert_close(probs, targets.double().mean(0), atol=3e-4, rtol=0)

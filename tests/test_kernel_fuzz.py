@@ -30,7 +30,7 @@ from regard.layers.fast import kernels as block_kernels
 from regard.layers.feedforward import FeedForward, GatedFeedForward
 from regard.layers.norm import LayerNorm, RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.gpt import GPT, GPTConfig
 from regard.native import build, fast
 from regard.tasks.text.language import LanguageModel
@@ -523,7 +523,11 @@ def test_what_was_changed_for_all_is_what_runs(name, kind, tmp_path):
         check(once, kind, tmp_path)
 
 
-REPLACED = {"F.linear": (F, "linear"), "Linear": (nn.Linear, "forward"), "Head": (Head, "forward")}
+REPLACED = {
+    "F.linear": (F, "linear"),
+    "Linear": (nn.Linear, "forward"),
+    "Head": (VocabularyLinear, "forward"),
+}
 
 
 @needs

@@ -86,7 +86,7 @@ def problems(draw, ask: dict) -> dict:
         "allowed": allowed,
         "weights": weights,
         "grad": ask.get("grad", draw(st.booleans())),
-        "tile": draw(st.sampled_from([1, kernels.TILE])),
+        "tile": draw(st.sampled_from([1, kernels.TILE_NUMBERS])),
     }
 
 
@@ -120,7 +120,7 @@ def test_every_kernel_equals_the_loop_or_passes(name: str):
         module = nn.Identity()
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(kernels, "TILE", ask["tile"])
+            patch.setattr(kernels, "TILE_NUMBERS", ask["tile"])
             stack.enter_context(native.fast(module))
             stack.enter_context(torch.set_grad_enabled(ask["grad"]))
             if ask["grad"]:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from regard.attention.positions import Position, build_position
 from regard.errors import UsageError
 from regard.layers.block import RESIDUALS, BlockConfig, build_block, build_final_norm
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.layers.feedforward import FEED_FORWARDS
-from regard.layers.heads import POOLERS, Classify
+from regard.layers.heads import POOLERS, ClassificationHead
 from regard.layers.norm import NORMS, RMSNorm
 from regard.native import fast
 
@@ -111,7 +111,7 @@ def test_an_embedding_is_the_sum_of_its_parts():
     at = torch.tensor([[2], [0], [1]])
     position = build_position("learned", 6, 2, 3, max_length=5)
     norm = NORMS["layer"](6)
-    embed = Embed(7, 10, position, 2.0, 0.0, norm=norm, types=2, inner_width=6).double()
+    embed = TokenEmbedding(7, 10, position, 2.0, 0.0, norm=norm, types=2, inner_width=6).double()
     for parameter in embed.parameters():
         nn.init.normal_(parameter)
     w = embed.state_dict()
@@ -120,7 +120,7 @@ def test_an_embedding_is_the_sum_of_its_parts():
     close(embed(ids, at, types), norm(total) @ w["widen.weight"].T + w["widen.bias"])
     close(embed(ids, at), embed(ids, at, torch.zeros_like(ids)))
     # and nothing of that unless asked for
-    assert [name for name, _ in Embed(7, 6, Position(), 1.0, 0.0).named_parameters()] == [
+    assert [name for name, _ in TokenEmbedding(7, 6, Position(), 1.0, 0.0).named_parameters()] == [
         "tokens.weight"
     ]
 
@@ -128,7 +128,7 @@ def test_an_embedding_is_the_sum_of_its_parts():
 @pytest.mark.parametrize("kind", POOLERS)
 def test_a_label_depends_on_no_padding(kind: str):
     torch.manual_seed(0)
-    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(3, 5, 6)
+    head, x = ClassificationHead(6, 3, 0.5, kind).double().eval(), numbers(3, 5, 6)
     for parameter in head.parameters():
         nn.init.normal_(parameter)
     lengths = torch.tensor([5, 2, 1])
@@ -142,7 +142,7 @@ def test_a_label_depends_on_no_padding(kind: str):
 @pytest.mark.parametrize("kind,bend", [("first", torch.tanh), ("deberta", gauss), ("mean", None)])
 def test_a_label_is_its_formula(kind: str, bend: Callable[[Tensor], Tensor] | None):
     torch.manual_seed(0)
-    head, x = Classify(6, 3, 0.5, kind).double().eval(), numbers(2, 5, 6)
+    head, x = ClassificationHead(6, 3, 0.5, kind).double().eval(), numbers(2, 5, 6)
     w = head.state_dict()
     pooled = x.mean(1)
     if bend is not None:

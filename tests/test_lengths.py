@@ -24,7 +24,7 @@ from regard.layers.block import BlockConfig
 from regard.metrics.bleu import bleu_metric
 from regard.metrics.interval import Interval
 from regard.metrics.lengths import (
-    FEW,
+    FEW_SENTENCES,
     BleuInterval,
     LengthGroup,
     Lengths,
@@ -157,7 +157,7 @@ def made(tmp_path: Path, monkeypatch) -> Path:
 
 def test_short_sentences_have_a_bleu_and_few_are_marked(tmp_path):
     """Sentences of two words have no run of four, and no BLEU but the effective one."""
-    pairs = [Pair(f"yes {n}", f"ja {n}", "") for n in range(FEW + 5)]
+    pairs = [Pair(f"yes {n}", f"ja {n}", "") for n in range(FEW_SENTENCES + 5)]
     long = [Pair(" ".join(["a"] * 15), " ".join(["b"] * 15), "")] * 3
     outputs = [pair.target for pair in [*pairs, *long]]
     metrics = {"metric": bleu_metric("de"), "effective": bleu_metric("de", effective=True)}
@@ -189,7 +189,7 @@ def test_bleu_of_a_length_is_that_of_its_sentences(made: Path):
         assert row.sentences == len(some)
         assert row.words == sum(count_words(PAIRS[i].source) for i in some) / len(some)
     for row in told.rows:
-        assert (row.scores[0].half is None) == (row.sentences < FEW)
+        assert (row.scores[0].half is None) == (row.sentences < FEW_SENTENCES)
     assert "(few)" in str(result) and "eff:yes" in told.signature and "eff:no" in told.signature
     assert told.rows[1].scores[0].bleu > told.rows[4].scores[0].bleu
     assert "| 11-20 " in str(result) and "bs:100|seed:12345|case:mixed" in told.signature

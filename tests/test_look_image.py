@@ -151,7 +151,7 @@ def test_windows_put_back_are_full_attention_under_a_mask(size):
     model = make("swin", window=4)
     inputs = {}
     for name, module in model.named_modules():
-        if type(module).__name__ == "Windows":
+        if type(module).__name__ == "WindowAttention":
             module.register_forward_pre_hook(
                 lambda module, args, name=name: inputs.update({name: (module, args[0])})
             )

@@ -48,7 +48,7 @@ def assert_same(ours, theirs, tolerance: float = 1e-10):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "chunk"), [(1, 256), (7, 3), (8, 4), (23, 7), (5, 1)])
 def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
-    monkeypatch.setattr(losses, "CHUNK", chunk)
+    monkeypatch.setattr(losses, "LOGIT_ROWS", chunk)
     hidden, weight, bent, targets = numbers(rows, 11, bias=bias)
     targets[::3] = -1  # padding
     ours = gradients(
@@ -71,7 +71,7 @@ def test_equals_cross_entropy(monkeypatch, rows, chunk, smoothing, bias):
 
 
 def test_more_rows_than_a_chunk_and_another_word_for_padding():
-    hidden, weight, bent, targets = numbers(2 * losses.CHUNK + 5, 17)
+    hidden, weight, bent, targets = numbers(2 * losses.LOGIT_ROWS + 5, 17)
     ours, theirs = (
         gradients(
             lambda h, w, b, f=function: f(h, w, targets, bias=b, smoothing=0.1, ignore=3),
@@ -152,7 +152,7 @@ def r_drop_by_hand(one, two, weight, bias, targets, alpha, smoothing):
 @pytest.mark.parametrize(("alpha", "smoothing"), [(5.0, 0.1), (0.7, 0.0), (0.0, 0.1)])
 @pytest.mark.parametrize(("rows", "chunk"), [(9, 256), (9, 4)])
 def test_r_drop_equals_its_formula(monkeypatch, rows, chunk, alpha, smoothing, bias):
-    monkeypatch.setattr(losses, "CHUNK", chunk)
+    monkeypatch.setattr(losses, "LOGIT_ROWS", chunk)
     one, weight, bent, targets = numbers(rows, 11, bias=bias)
     two = one + 0.3 * numbers(rows, 11, seed=1)[0]
     ours = gradients(

@@ -9,7 +9,7 @@ from regard.errors import UsageError
 from regard.metrics.interval import wilson
 from regard.metrics.labels import LabelResults, compare, count_units, one_hot
 from regard.metrics.score import (
-    SEED,
+    BOOTSTRAP_SEED,
     bootstrap,
     compare_means,
     paired_bootstrap,
@@ -42,13 +42,13 @@ def test_several_scores_are_resampled_together_and_each_as_if_alone():
     )
     alone = compare_means({"b": scores(1)}, {"b": scores(3)}, 300, "n:4", "images")
     assert both[1] == alone[0]
-    assert both[0].signature == f"paired bootstrap|samples:300|seed:{SEED}|images:60|n:4"
+    assert both[0].signature == f"paired bootstrap|samples:300|seed:{BOOTSTRAP_SEED}|images:60|n:4"
 
 
 def test_resamples_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     means = [lambda rows: scores(0)[rows].mean(-1)]
     (whole,) = bootstrap(means, 60, 250)
-    monkeypatch.setattr("regard.metrics.score.CHUNK", 60 * 7)
+    monkeypatch.setattr("regard.metrics.score.DRAWN_ROWS", 60 * 7)
     (parts,) = bootstrap(means, 60, 250)
     assert np.array_equal(whole, parts)
 

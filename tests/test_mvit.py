@@ -179,7 +179,7 @@ def test_residual_pooling_adds_the_pooled_queries():
     q = part.qkv(x).unflatten(2, (3, part.heads, -1))[:, :, 0].transpose(1, 2)
     right = part.out(part.pool_q(q, grid).transpose(1, 2).flatten(2))
     torch.testing.assert_close(part(x, grid), right)
-    part.residual = mvit.RESIDUALS["none"]
+    part.residual = mvit.POOLED_RESIDUALS["none"]
     torch.testing.assert_close(part(x, grid), part.out.bias.expand_as(right))
 
 

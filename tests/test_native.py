@@ -357,7 +357,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch)
     for one in asked:
         one.join()
         assert one.exitcode == 0
-    once = len(list(build.HERE.glob("*.c"))) + 1  # and the link
+    once = len(list(build.SOURCES.glob("*.c"))) + 1  # and the link
     assert calls(tmp_path / "own") == once
     (made,) = (tmp_path / "own" / "cache").iterdir()
     assert made.suffix == ".so"
@@ -395,7 +395,7 @@ def test_a_compiler_that_took_too_long_is_asked_again(tmp_path: Path, monkeypatc
     own = tmp_path / "own"
     for name, value in compiler(own, "exec sleep 60").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(build, "TIMEOUT", 0.2)
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.2)
     for _ in range(2):
         with pytest.raises(subprocess.TimeoutExpired):
             build.built()

@@ -13,7 +13,7 @@ from regard.settings import describe
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
 from regard.training.optim import SCHEDULES
-from regard.training.plan import Cost, Plan, budget, default_warmup, make_plan, plan_again
+from regard.training.plan import Plan, StepCost, budget, default_warmup, make_plan, plan_again
 from regard.training.step import LoopSettings, check
 
 
@@ -34,13 +34,13 @@ def test_a_run_validates_a_dozen_times_or_every_thousand_steps(steps):
 
 # seconds, seconds a step, a save, a validation, rows that it decodes
 BUDGETS = {
-    "translate, two minutes": (120.0, Cost(0.73, 0.1, 8.0, 500)),
-    "captioning, two minutes": (110.0, Cost(0.5, 0.3, 25.0, 500)),
-    "classify, two minutes": (120.0, Cost(0.06, 0.05, 0.4)),
-    "an hour": (3600.0, Cost(0.2, 0.5, 12.0, 500)),
-    "a second": (1.0, Cost(0.01, 0.001, 0.002)),
-    "validation for nothing": (60.0, Cost(0.1)),
-    "a big model that is slow to save": (600.0, Cost(2.0, 10.0, 5.0, 100)),
+    "translate, two minutes": (120.0, StepCost(0.73, 0.1, 8.0, 500)),
+    "captioning, two minutes": (110.0, StepCost(0.5, 0.3, 25.0, 500)),
+    "classify, two minutes": (120.0, StepCost(0.06, 0.05, 0.4)),
+    "an hour": (3600.0, StepCost(0.2, 0.5, 12.0, 500)),
+    "a second": (1.0, StepCost(0.01, 0.001, 0.002)),
+    "validation for nothing": (60.0, StepCost(0.1)),
+    "a big model that is slow to save": (600.0, StepCost(2.0, 10.0, 5.0, 100)),
 }
 
 
@@ -58,14 +58,14 @@ def test_all_that_a_run_does_fits_into_its_minutes(name):
 
 
 def test_an_own_interval_of_validations_is_kept_and_counted():
-    cost = Cost(0.1, 0.0, 2.0, 500)
+    cost = StepCost(0.1, 0.0, 2.0, 500)
     plan = make_plan(LoopSettings(minutes=1.0, valid_every=20), cost=cost, seconds=60.0)
     assert plan.valid_every == 20 and plan.valid_share == 1
     assert plan.steps == int(0.97 * 60 / 0.2)
 
 
 def test_a_validation_that_takes_all_the_time_is_told_and_training_has_its_half():
-    plan = make_plan(LoopSettings(minutes=1.0), cost=Cost(0.1, 0.0, 100.0), seconds=60.0)
+    plan = make_plan(LoopSettings(minutes=1.0), cost=StepCost(0.1, 0.0, 100.0), seconds=60.0)
     assert plan.steps == 300 and plan.valid_every == 300
     assert plan.notes == [
         "a validation takes about 100 s, much of the 60 s there are; "
@@ -74,17 +74,17 @@ def test_a_validation_that_takes_all_the_time_is_told_and_training_has_its_half(
 
 
 def test_fewer_rows_to_decode_are_told():
-    plan = make_plan(LoopSettings(minutes=2.0), cost=Cost(0.5, 0.3, 25.0, 500), seconds=110.0)
+    plan = make_plan(LoopSettings(minutes=2.0), cost=StepCost(0.5, 0.3, 25.0, 500), seconds=110.0)
     rows = math.ceil(plan.valid_share * 500)
     assert plan.notes == [f"validations decode {rows:,} of 500 rows to save time"]
 
 
 def test_no_time_is_one_step():
-    assert budget(1e-9, Cost(0.1, 1.0, 1.0)).steps == 1
+    assert budget(1e-9, StepCost(0.1, 1.0, 1.0)).steps == 1
 
 
 def test_of_steps_and_minutes_the_shorter_holds_and_is_told():
-    cost = Cost(0.1)
+    cost = StepCost(0.1)
     few = make_plan(LoopSettings(steps=50, minutes=1.0), cost=cost, seconds=60.0)
     assert few.steps == 50
     assert few.notes == ["steps=50 and minutes=1: what ends first holds, here steps (50 steps)"]
@@ -98,7 +98,9 @@ def test_of_steps_and_minutes_the_shorter_holds_and_is_told():
 def test_epochs_become_steps():
     assert make_plan(LoopSettings(epochs=2.5), epoch=40.0).steps == 100
     assert make_plan(LoopSettings(epochs=0.001), epoch=40.0).steps == 1
-    both = make_plan(LoopSettings(epochs=3, minutes=1.0), epoch=40.0, cost=Cost(0.1), seconds=60.0)
+    both = make_plan(
+        LoopSettings(epochs=3, minutes=1.0), epoch=40.0, cost=StepCost(0.1), seconds=60.0
+    )
     assert both.steps == 120 and "here epochs (120 steps)" in both.notes[0]
     with pytest.raises(UsageError, match="steps=5 and epochs=2 both say how long; keep one"):
         check(LoopSettings(steps=5, epochs=2.0))
@@ -151,13 +153,13 @@ TWO_MINUTES = LoopSettings(minutes=2.0)
 
 def walk(speed, measured, settings=TWO_MINUTES):
     """Return all plans of a run, the seconds it took and its validations, by a simulated clock."""
-    cost, spent, validated = Cost(measured, 0.1, 1.0), 0.0, []
+    cost, spent, validated = StepCost(measured, 0.1, 1.0), 0.0, []
     plans = [make_plan(settings, cost=cost, seconds=120.0)]
     step, since, times = 0, 0, []
     while step < plans[-1].steps:
         if step == plans[-1].next_step:
             mean = sum(times[since:]) / len(times[since:])
-            cost = Cost(mean, validation=1.1)
+            cost = StepCost(mean, validation=1.1)
             plans.append(plan_again(settings, plans[-1], step, spent, cost))
             since = step
         times.append(speed(spent))
@@ -243,9 +245,9 @@ def test_plans_are_read_as_they_were_written():
 
 
 def test_too_few_steps_are_warned_of():
-    slow = make_plan(LoopSettings(minutes=1.0), cost=Cost(2.0), seconds=60.0)
+    slow = make_plan(LoopSettings(minutes=1.0), cost=StepCost(2.0), seconds=60.0)
     assert "29 steps in these minutes are too few" in slow.notes[0]
-    assert not make_plan(LoopSettings(minutes=1.0), cost=Cost(0.1), seconds=60.0).notes
+    assert not make_plan(LoopSettings(minutes=1.0), cost=StepCost(0.1), seconds=60.0).notes
     assert not make_plan(LoopSettings(steps=5)).notes  # as the user has said
 
 

@@ -14,10 +14,9 @@ from regard.attention.masks import Causal
 from regard.attention.multihead import MultiHead
 from regard.attention.once import one_pass
 from regard.attention.positions import (
-    ALIASES,
+    POSITION_ALIASES,
     POSITIONS,
-    SCALINGS,
-    T5,
+    ROTARY_SCALINGS,
     Disentangled,
     GrowingTable,
     Learned,
@@ -25,13 +24,14 @@ from regard.attention.positions import (
     Rotary,
     RotaryScaling,
     Sinusoidal,
+    T5Bias,
     build_position,
     sinusoids,
     slopes,
 )
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.models.bert import Bert, BertConfig
 from regard.models.gpt import GPT, GPTConfig
 
@@ -140,7 +140,7 @@ def test_no_position_does_nothing():
 
 
 def test_names_and_their_other_names_lead_somewhere():
-    assert set(ALIASES.values()) <= set(POSITIONS)
+    assert set(POSITION_ALIASES.values()) <= set(POSITIONS)
     for part in POSITIONS.values():
         settings = {"base": 1e4, "layout": "pairs", "max_length": 9}
         assert isinstance(part(16, 2, 8, **settings), Position)
@@ -148,7 +148,7 @@ def test_names_and_their_other_names_lead_somewhere():
 
 def test_an_embedding_is_a_one_hot_product():
     torch.manual_seed(0)
-    embed = Embed(11, 8, Position(), scale=8**0.5, drop=0.0)
+    embed = TokenEmbedding(11, 8, Position(), scale=8**0.5, drop=0.0)
     ids = torch.randint(0, 11, (2, 5))
     product = F.one_hot(ids, 11).float() @ embed.tokens.weight * 8**0.5
     torch.testing.assert_close(embed(ids, count(5)), product)
@@ -235,7 +235,7 @@ def test_stretching_reaches_the_queries():
     yarn = build_position("yarn", 8, 1, 8, max_length=256)
     assert isinstance(yarn, Rotary)
     assert (yarn.scaling.kind, yarn.scaling.original_length) == ("yarn", 64)
-    assert set(SCALINGS) == {"none", "linear", "llama3", "yarn"}
+    assert set(ROTARY_SCALINGS) == {"none", "linear", "llama3", "yarn"}
     for wrong in (RotaryScaling("yarm"), RotaryScaling("llama3", low=4.0)):
         with pytest.raises(UsageError, match=r"^.*$"):
             Rotary(head_width=8, scaling=wrong)
@@ -262,14 +262,14 @@ def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, furthest: in
 
     distances = torch.arange(-3000, 3000)
     theirs = T5Attention._relative_position_bucket(-distances, bidirectional, buckets, furthest)
-    part = T5(8, 2, bidirectional=bidirectional, buckets=buckets, furthest=furthest)
+    part = T5Bias(8, 2, bidirectional=bidirectional, buckets=buckets, furthest=furthest)
     assert torch.equal(part.bucket(distances), theirs)
     assert theirs.max() == buckets - 1
     bias = part.shared(count(200), count(200))
     assert bias is not None
     torch.testing.assert_close(bias[:, 190, 3], part.table[part.bucket(torch.tensor(187))])
     with pytest.raises(UsageError, match="even number of buckets"):
-        T5(8, 2, buckets=7)
+        T5Bias(8, 2, buckets=7)
 
 
 @given(st.lists(st.integers(-300, 3000), min_size=1, max_size=9), st.sampled_from([2, 6]))

@@ -21,7 +21,7 @@ from regard.attention.positions import (
     of_layer,
 )
 from regard.errors import UsageError
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.models.transformer import Transformer, TransformerConfig
 
 WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, LONGEST = 12, 4, 2, 6, 64
@@ -501,7 +501,7 @@ def test_kerple_with_power_one_is_alibi():
 def test_what_is_added_to_the_input_is_the_same_in_any_order(name: str):
     torch.manual_seed(0)
     position = build_position(name, WIDTH, HEADS, HEAD_WIDTH, max_length=LONGEST)
-    embed = Embed(11, WIDTH, position, 1.0, 0.0)
+    embed = TokenEmbedding(11, WIDTH, position, 1.0, 0.0)
     ids, at = torch.randint(0, 11, (2, 7)), torch.randint(0, LONGEST, (2, 7, 1))
     full = embed(ids, at)
     for b in range(2):

@@ -70,7 +70,7 @@ def test_whisper_in_it_is_refused_in_one_line(monkeypatch):
 
 def test_a_child_that_hangs_is_given_up_and_asked_again(monkeypatch, tmp_path):
     let_child(monkeypatch, "import time; time.sleep(60)")
-    monkeypatch.setattr(processor, "TIMEOUT", 0.5)
+    monkeypatch.setattr(processor, "TRIAL_SECONDS", 0.5)
     with pytest.raises(UsageError, match=r"no answer in 0.5 seconds\); use dtype=float32"):
         check(LoopSettings(dtype="bfloat16"))
     assert not list(tmp_path.glob("cache/*"))  # a busy machine may answer another time

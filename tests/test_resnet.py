@@ -13,7 +13,7 @@ from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.files.weights import buffers_of, float_state, state_of
 from regard.models import preset
-from regard.models.resnet import PRESETS, GridAttention, Residual, ResNet
+from regard.models.resnet import PRESETS, GridAttention, ResidualBlock, ResNet
 from regard.pretrained.folder import export_weights, import_folder
 from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
@@ -111,7 +111,7 @@ def products(model: ResNet, image: int) -> tuple[float, float]:
     with torch.no_grad():
         seen: dict[str, tuple[int, int]] = {}
         for name, part in model.named_modules():
-            if isinstance(part, Residual | GridAttention):
+            if isinstance(part, ResidualBlock | GridAttention):
                 part.register_forward_hook(
                     lambda _, __, out, name=name: seen.update({name: tuple(out.shape[2:])})  # type: ignore[misc]
                 )

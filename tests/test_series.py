@@ -33,18 +33,18 @@ from regard.layers.block import BlockConfig
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.patches import Patches, grid_at
 from regard.modalities.series import SERIES
-from regard.models.series import Series, SeriesConfig
+from regard.models.series import SeriesConfig, SeriesEncoder
 from regard.models.vit import ViT, ViTConfig
 
 BLOCK = BlockConfig(24, 2, 32, feed_forward="gelu", dropout=0.0)
 HEAD = "@problemName toy\n@timeStamps false\n@missing true\n@univariate false\n"
 
 
-def build(**changes) -> Series:
+def build(**changes) -> SeriesEncoder:
     """Return a small model whose weights are large enough that differences would show."""
     torch.manual_seed(0)
     small = {"labels": 5, "channels": 3, "chunk": (4,), "depth": 2, "block": BLOCK}
-    model = Series(SeriesConfig(**{**small, **changes})).eval()
+    model = SeriesEncoder(SeriesConfig(**{**small, **changes})).eval()
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     return model
@@ -106,7 +106,7 @@ def test_a_series_model_on_images_equals_vit_with_the_same_weights():
     parts = {"labels": 3, "channels": 3, "depth": 2, "block": BLOCK}
     same = {**parts, "position": "sinusoidal", "pool": "mean"}
     vit = ViT(ViTConfig(image=12, patch=4, tokens=0, **same)).eval()
-    series = Series(SeriesConfig(chunk=(4, 4), **same)).eval()
+    series = SeriesEncoder(SeriesConfig(chunk=(4, 4), **same)).eval()
     weights = {k.replace("stem.", "chunks."): v for k, v in vit.state_dict().items()}
     weights = {k.replace("head.", "head.out."): v for k, v in weights.items()}
     series.load_state_dict(weights)

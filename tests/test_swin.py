@@ -22,7 +22,7 @@ from regard.attention.watch import watch
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.patches import grid_at
-from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, Windows
+from regard.layers.windows import WINDOW_POSITIONS, OffsetNetwork, Offsets, WindowAttention
 from regard.models import preset
 from regard.models.swin import PRESETS, Swin, SwinConfig, side
 from regard.pretrained.folder import import_folder
@@ -38,11 +38,11 @@ def close(ours: Tensor, right: Tensor, within: float = 1e-10) -> None:
     torch.testing.assert_close(ours, right, atol=within, rtol=0)
 
 
-def windows(shift: int, fit: str, position: str = "table", score: str = "dot") -> Windows:
+def windows(shift: int, fit: str, position: str = "table", score: str = "dot") -> WindowAttention:
     """Return attention in windows of three by three, its weights enlarged."""
     torch.manual_seed(0)
     made = WINDOW_POSITIONS[position](8, 2, 3, 0)
-    part = Windows(MultiHead(8, 2, position=made, score=score), 3, shift, fit).double()
+    part = WindowAttention(MultiHead(8, 2, position=made, score=score), 3, shift, fit).double()
     for parameter in part.parameters():
         nn.init.normal_(parameter)
     return part
@@ -86,7 +86,9 @@ def test_windows_are_full_attention_with_a_mask(grid, shift, fit, score):
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.data())
 def test_every_place_of_a_grid_is_in_one_window(height, width, window, data):
     shift = data.draw(st.integers(0, window - 1))
-    part = Windows(MultiHead(2, 1), window, shift, data.draw(st.sampled_from(["shrink", "keep"])))
+    part = WindowAttention(
+        MultiHead(2, 1), window, shift, data.draw(st.sampled_from(["shrink", "keep"]))
+    )
     place = part.place(height, width)
     side, shift = part.fit(height, width)
     assert place.shape == (-(-height // side) * -(-width // side), side**2)
@@ -123,9 +125,9 @@ def test_gradients_find_their_way_back(shift: int, grid: tuple[int, int]):
 
 def test_a_shift_lies_within_its_window():
     with pytest.raises(UsageError, match="shift=3 is not within a window=3"):
-        Windows(MultiHead(2, 1), 3, 3)
+        WindowAttention(MultiHead(2, 1), 3, 3)
     with pytest.raises(UsageError, match="unknown fit 'shrik'.*'shrink'"):
-        Windows(MultiHead(2, 1), 3, 0, "shrik")
+        WindowAttention(MultiHead(2, 1), 3, 0, "shrik")
 
 
 # ---- the parts of V2
@@ -321,7 +323,7 @@ def test_small_images_need_no_padding(row: str, image: int, window: int):
         model = Swin(config)
     counts = {}
     for name, part in model.named_modules():
-        if isinstance(part, Windows):
+        if isinstance(part, WindowAttention):
             grid = -(-image // (config.patch << int(name.split(".")[1])))
             place = part.place(grid, grid)
             assert (place >= 0).all(), name

@@ -17,7 +17,7 @@ from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.metrics.text import METRICS, answer, longest_common, normalise, rouge
+from regard.metrics.text import TEXT_METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.tasks.prepare import prepare
@@ -202,12 +202,15 @@ def test_answers_by_hand():
 
 
 def test_the_nearest_of_several_references_counts():
-    judged = METRICS["answers"].score(["Paris", "four"], [["London", "4"], ["paris", "five"]])
+    judged = TEXT_METRICS["answers"].score(["Paris", "four"], [["London", "4"], ["paris", "five"]])
     assert [(s.name, s.value) for s in judged] == [("exact match", 50.0), ("F1", 50.0)]
     assert judged[0].signature == "nrefs:2|norm:SQuAD"
-    names = {name: [s.name for s in METRICS[name].score(["a b"], [["a b"]])] for name in METRICS}
+    names = {
+        name: [s.name for s in TEXT_METRICS[name].score(["a b"], [["a b"]])]
+        for name in TEXT_METRICS
+    }
     assert names["rouge"] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
-    assert all(METRICS[name].main in names[name] for name in METRICS)
+    assert all(TEXT_METRICS[name].main in names[name] for name in TEXT_METRICS)
 
 
 def test_a_difference_is_judged_by_chance():
@@ -216,7 +219,7 @@ def test_a_difference_is_judged_by_chance():
     good = [w if rand.random() < 0.8 else "x" for w in right]
     alike = [w if rand.random() < 0.8 else "x" for w in right]
     bad = [w if rand.random() < 0.5 else "x" for w in right]
-    exact = lambda a, b: METRICS["answers"].compare(a, b, [right], samples=500)[0]  # noqa: E731
+    exact = lambda a, b: TEXT_METRICS["answers"].compare(a, b, [right], samples=500)[0]  # noqa: E731
     assert exact(good, good).p == 1.0
     assert exact(good, bad).p < 0.01 < exact(good, alike).p
     found = exact(good, bad)
@@ -225,13 +228,13 @@ def test_a_difference_is_judged_by_chance():
 
 
 def test_what_cannot_be_judged_is_a_mistake():
-    for name in METRICS:
+    for name in TEXT_METRICS:
         with pytest.raises(UsageError, match="no outputs"):
-            METRICS[name].score([], [[]])
+            TEXT_METRICS[name].score([], [[]])
     with pytest.raises(UsageError, match="2 outputs for 1 references"):
-        METRICS["rouge"].score(["a", "b"], [["a"]])
+        TEXT_METRICS["rouge"].score(["a", "b"], [["a"]])
     with pytest.raises(UsageError, match="metric=bleu"):
-        METRICS["rouge"].score(["a"], [["a"]], lowercase=True)
+        TEXT_METRICS["rouge"].score(["a"], [["a"]], lowercase=True)
 
 
 # ---- prefixes

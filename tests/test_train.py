@@ -20,7 +20,7 @@ from regard.errors import UsageError
 from regard.training import checkpoint, run_folder
 from regard.training.fit import Fit, Outcome
 from regard.training.optim import SCHEDULES, build_optimiser, newton_schulz
-from regard.training.plan import Cost, Plan, make_plan
+from regard.training.plan import Plan, StepCost, make_plan
 from regard.training.run_folder import exit_code
 from regard.training.step import LoopSettings, Trainable, measure, one_step
 
@@ -546,7 +546,7 @@ def timed(folder: Path, monkeypatch, speed, plans=None) -> tuple[Fit, Published]
     one, published = fit(
         folder, Busy(clock, speed), minutes=0.5, warmup=None, schedule="cosine", average=3
     )
-    first = make_plan(one.settings, cost=Cost(0.1, 0.0, 0.5), seconds=30.0)
+    first = make_plan(one.settings, cost=StepCost(0.1, 0.0, 0.5), seconds=30.0)
     one.plans = list(plans or [first])
     return one, published
 

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from regard import native
 from regard.layers import vocabulary
 from regard.layers.lora import LowRank
-from regard.layers.vocabulary import FEWEST, ROWS, Head, held
+from regard.layers.vocabulary import FEWEST, ROWS, VocabularyLinear, held
 from regard.models import family, preset
 from regard.native import fast
 from tests.searching import greedy
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="n
 
 
 @pytest.fixture(params=[True, False], ids=["bias", "nobias"])
-def head(request, monkeypatch) -> Head:
+def head(request, monkeypatch) -> VocabularyLinear:
     torch.manual_seed(0)
-    monkeypatch.setattr(vocabulary, "LARGE", 1)
-    monkeypatch.setattr(vocabulary, "STEPS", 1)
-    return Head(23, 37, bias=request.param).eval()
+    monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 1)
+    monkeypatch.setattr(vocabulary, "STEPS_BEFORE_COPY", 1)
+    return VocabularyLinear(23, 37, bias=request.param).eval()
 
 
 def exact(head: nn.Linear, x):
@@ -33,7 +33,7 @@ def exact(head: nn.Linear, x):
 
 
 @torch.no_grad()
-def written(head: Head, x):
+def written(head: VocabularyLinear, x):
     """Write twice: to lay the weights out, and then with what was laid out."""
     with fast(head, frozen=True):
         one, other = head.step_logits(x), head.step_logits(x)
@@ -58,7 +58,7 @@ def test_weights_are_laid_out_only_where_they_cannot_change(head):
 
 
 def test_weights_are_laid_out_when_it_pays(head, monkeypatch):
-    monkeypatch.setattr(vocabulary, "STEPS", 3)
+    monkeypatch.setattr(vocabulary, "STEPS_BEFORE_COPY", 3)
     x = torch.randn(ROWS, 23)
     with torch.no_grad(), fast(head, frozen=True):
         for step in range(4):
@@ -79,11 +79,11 @@ def test_any_number_of_rows(head, rows):
 def test_only_large_weights_and_only_so_many_are_held_twice(head, monkeypatch):
     x = torch.randn(ROWS, 23)
     with monkeypatch.context() as change:
-        change.setattr(vocabulary, "LARGE", head.weight.numel() + 1)
+        change.setattr(vocabulary, "LARGE_VOCABULARY", head.weight.numel() + 1)
         written(head, x)
         assert HELD[-1] == 0
     with monkeypatch.context() as change:
-        change.setattr(vocabulary, "MOST_BYTES", head.weight.nbytes - 1)
+        change.setattr(vocabulary, "MOST_COPIED_BYTES", head.weight.nbytes - 1)
         torch.testing.assert_close(written(head, x), exact(head, x))
         assert HELD[-1] == 0
     written(head, x)
@@ -101,7 +101,7 @@ def test_changed_weights_are_seen(head, change):
         head(x).sum().backward()
         torch.optim.AdamW(head.parameters(), lr=0.1).step()
     elif change == "load":
-        head.load_state_dict(Head(23, 37, bias=head.bias is not None).state_dict())
+        head.load_state_dict(VocabularyLinear(23, 37, bias=head.bias is not None).state_dict())
     elif change == "data":
         head.weight.data = torch.randn(37, 23)
     else:
@@ -160,8 +160,8 @@ def test_texts_are_written_that_way_and_are_the_same(tie, monkeypatch):
         return [one.ids for (one,) in found]
 
     plain = texts()
-    monkeypatch.setattr(vocabulary, "LARGE", 1)
-    monkeypatch.setattr(vocabulary, "STEPS", 1)
+    monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 1)
+    monkeypatch.setattr(vocabulary, "STEPS_BEFORE_COPY", 1)
     with fast(model, frozen=True):
         assert texts() == plain
         assert held(native.scope(model)) == model.head.weight.nbytes

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.attention.masks import Padding
 from regard.attention.multihead import MultiHead
 from regard.layers.block import size_field
-from regard.layers.heads import Classify
+from regard.layers.heads import ClassificationHead
 from regard.models.declaration import FamilyInfo, size_table
 
 
@@ -35,7 +35,7 @@ class Toy(nn.Module):
         self.config, width = config, config.widths[-1]
         self.tokens = nn.Embedding(config.vocab, width)
         self.attention = MultiHead(width, 2)
-        self.head = Classify(width, config.labels, 0.0, "mean")
+        self.head = ClassificationHead(width, config.labels, 0.0, "mean")
 
     def hidden(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vectors of tokens that have attended to each other."""

@@ -11,7 +11,7 @@ from regard.attention.intervene import compute_asked
 from regard.attention.kernels import Problem, attention_weights
 from regard.attention.masks import Mask, TensorMask, boolean
 from regard.attention.normalisers import NORMALISERS, Normaliser, softmax
-from regard.attention.scores import SCORES, Score
+from regard.attention.scores import SCORES, ScoreFunction
 from regard.attention.shapes import as_bhqd, as_bhqk, heads_of, tile_of
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
@@ -22,7 +22,7 @@ def attend(
     k: Float[Tensor, "*kv_heads k c"],
     v: Float[Tensor, "*kv_heads k e"],
     *,
-    score: str | Score = "dot",
+    score: str | ScoreFunction = "dot",
     bias: Float[Tensor, "..."] | None = None,
     mask: Mask | Bool[Tensor, "..."] | None = None,
     normalise: str | Tensor | Normaliser = "softmax",
@@ -39,6 +39,18 @@ def attend(
     `normalise` is a name, a function of scores, or given weights. `add_values` returns what else is
     added to the average, from the weights (b, h, q, k). `watch` is the module that attends, for
     watchers and kernels. Which kernel computes it, regard.attention.kernels decides.
+
+    Args:
+        q: queries
+        k: keys
+        v: values
+        score: name of a score, or a function of queries and keys
+        bias: added to the scores; broadcasts to (*heads, q, k)
+        mask: a Mask, or a boolean tensor, True where a query may look
+        normalise: softmax, argmax, a function of scores, or given weights
+        dropout: probability that a weight is dropped
+        add_values: function of the weights (b, h, q, k) whose result is added to the average
+        watch: module that attends, for watchers and kernels
     """
     if isinstance(score, str):
         score = _named_score(score, q.shape[-1])
@@ -83,13 +95,24 @@ def record_attention(
     module: object,
     q: Tensor,
     k: Tensor,
-    score: Score,
+    score: ScoreFunction,
     bias: Tensor | None,
     mask: Mask | None,
     normalise: Normaliser = softmax,
     weights: Tensor | None = None,
 ) -> None:
-    """Record this call's queries and keys (b, h, l, d) for the active watcher, if any."""
+    """Record this call's queries and keys (b, h, l, d) for the active watcher, if any.
+
+    Args:
+        module: module that attends
+        q: queries
+        k: keys
+        score: score of queries and keys
+        bias: added to the scores
+        mask: which keys each query may see
+        normalise: function of the scores that gives the weights
+        weights: the weights themselves, if they are given
+    """
     if (recorder := watcher()) is not None:
         shape = (*q.shape[:3], k.shape[2])
         compute = _lazy_weights(q, k, score, bias, mask, normalise, weights)
@@ -117,7 +140,7 @@ def _lazy_weights(q, k, score, bias, mask, normalise, weights) -> Callable[..., 
     return compute
 
 
-def _named_score(name: str, width: int) -> Score:
+def _named_score(name: str, width: int) -> ScoreFunction:
     """Return the score of a name, if it is nothing but a formula."""
     score = lookup("score", name, SCORES)(width)
     if isinstance(score, nn.Module):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def dropout_mask(x: Tensor, p: float) -> Tensor:
-    """Return what to multiply the entries of x by: zero with probability p, else 1 / (1 - p).
+    """Factors of the entries of x: zero with probability p, else 1 / (1 - p).
 
     Each 64-bit draw serves eight entries, so p is met to 1/256: a Bernoulli draw for each
     entry costs more than the matrix products of a small model.
@@ -26,7 +26,15 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 def add_dropped(
     x: Tensor, y: Tensor, p: float, training: bool = True, scale: float = 1.0
 ) -> Tensor:
-    """Return x plus scale times y after dropout, in one pass."""
+    """Return x plus scale times y after dropout, in one pass.
+
+    Args:
+        x: residual stream
+        y: what is added
+        p: probability that an entry of y is dropped
+        training: whether anything is dropped
+        scale: factor of y
+    """
     if training and p > 0:
         return torch.addcmul(x, y, dropout_mask(y, p), value=scale)
     return torch.add(x, y, alpha=scale)

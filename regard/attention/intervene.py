@@ -31,7 +31,7 @@ from regard.errors import UsageError, nearest
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
 OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
-PLACES = ("in", "out", "memory", *OF_ATTENTION)
+INTERVENTION_PLACES = ("in", "out", "memory", *OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _ASKED: ContextVar[_Asked | None] = ContextVar("asked", default=None)
 
 
 def intervening() -> bool:
-    """Tell whether something is recorded or changed, so that batches must come in their order."""
+    """True if something is recorded or changed, so that batches must come in their order."""
     return _ASKED.get() is not None
 
 
@@ -73,10 +73,11 @@ def _split(name: str) -> tuple[str, str, int | None]:
     if found:
         return found[1] or "", found[2], int(found[3])
     path, _, kind = name.rpartition(".")
-    if kind not in PLACES:
+    if kind not in INTERVENTION_PLACES:
         raise UsageError(
-            f"'{name:.60}' ends in '{kind:.20}'; a place ends in {', '.join(PLACES)}, as in "
-            f"encoder.0.out.{nearest(kind, PLACES)}"
+            f"'{name:.60}' ends in '{kind:.20}'; "
+            f"a place ends in {', '.join(INTERVENTION_PLACES)}, as in "
+            f"encoder.0.out.{nearest(kind, INTERVENTION_PLACES)}"
         )
     return path, kind, None
 
@@ -274,7 +275,7 @@ class Activations(Mapping[str, Tensor]):
         self._weights: dict[str, Place] = {}
 
     def calls(self, name: str) -> list[Tensor]:
-        """Return what was at a place each time, such as at each step of decoding."""
+        """Tensors recorded at a place, one for each time, such as each step of decoding."""
         if name in self._weights and self._maps is not None:
             place = self._weights[name]
             return [each.weights(heads=place.head) for each in self._maps.calls(place.path)]

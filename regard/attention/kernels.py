@@ -23,13 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from regard.attention.dropout import dropout as drop
 from regard.attention.masks import Mask
 from regard.attention.normalisers import Normaliser, softmax
-from regard.attention.scores import Dot, Prepared, Score
+from regard.attention.scores import Dot, Prepared, ScoreFunction
 from regard.attention.shapes import repeat_kv, rows_of, tile_of
 from regard.native.functions import attend as native_attend
 from regard.native.torch_private import under_transform
 
 # A masked attention with more entries than this is computed some rows at a time.
-TILE = 2**22
+TILE_NUMBERS = 2**22
 # So few queries, as in decoding, are faster by two plain products where keys are laid as columns.
 MAX_SMALL_QUERIES = 16
 
@@ -43,6 +43,19 @@ class Problem:
     `product` is set where the weights are a softmax of scaled dot products plus a bias, and
     `dense` where moreover there is no dropout, and no mask but the `causal` triangle that fused
     kernels know.
+
+    Args:
+        q: queries
+        k: keys
+        v: values
+        score: score of queries and keys
+        bias: added to the scores
+        mask: which keys each query may see
+        normalise: function of the scores that gives the weights
+        weights: the weights themselves, if they are given
+        dropout: probability that a weight is dropped
+        add_values: function of the weights whose result is added to the average
+        module: module that attends
     """
 
     def __init__(
@@ -50,7 +63,7 @@ class Problem:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score: Score,
+        score: ScoreFunction,
         bias: Tensor | None = None,
         mask: Mask | None = None,
         *,
@@ -198,7 +211,9 @@ def tiled(p: Problem) -> Answer | None:
         return compute(Problem(q, k, v, score, extra, module=p.module))[0], fully_masked
 
     sound = not training or (_finite(p.k) and _finite(p.v))
-    step = max(16, TILE // max(1, keys * p.q.shape[0])) if mask.by_query else max(1, queries)
+    step = (
+        max(16, TILE_NUMBERS // max(1, keys * p.q.shape[0])) if mask.by_query else max(1, queries)
+    )
     parts = []
     for start in range(0, max(1, queries), step):
         rows = slice(start, min(queries, start + step))
@@ -246,12 +261,21 @@ KERNELS: dict[str, Callable[[Problem], Answer | None]] = {
 def attention_weights(
     q: Tensor,
     k: Tensor,
-    score: Score,
+    score: ScoreFunction,
     bias: Tensor | None,
     tile: Tensor | None,
     normalise: Normaliser,
 ) -> Tensor:
-    """Return all weights (b, h, q, k); a masked score never matters, whatever number it is."""
+    """Return all weights (b, h, q, k); a masked score never matters, whatever number it is.
+
+    Args:
+        q: queries (b, h, q, d)
+        k: keys (b, g, k, d)
+        score: score of queries and keys
+        bias: added to the scores
+        tile: True where a query may see a key
+        normalise: function of the scores that gives the weights
+    """
     scores = score(q, repeat_kv(k, q.shape[1]))
     if bias is not None:
         scores = scores + bias
@@ -278,7 +302,7 @@ def _clean(tile: Tensor | None, heads: int, *sides: Tensor) -> tuple[list[Tensor
 
 
 def _finite(x: Tensor) -> bool:
-    """Tell whether there is neither NaN nor infinity in x; a compiled graph or vmap cannot ask."""
+    """True if there is neither NaN nor infinity in x; a compiled graph or vmap cannot ask."""
     if x.is_meta or torch.compiler.is_compiling():
         return True
     try:

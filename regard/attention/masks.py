@@ -36,7 +36,7 @@ class Mask:
     by_query = True  # whether queries differ in what they may see; else a tile is one row
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return whether each query of the rows may see each key of the columns."""
+        """Mask of the rows and columns: true where a query may see a key."""
         raise NotImplementedError
 
     def span(self, rows: slice, keys: int) -> slice:
@@ -44,7 +44,7 @@ class Mask:
         return slice(0, keys)
 
     def aligned(self, queries: int, keys: int) -> bool:
-        """Tell whether this is just the causal triangle from the first position on."""
+        """True if this is just the causal triangle from the first position on."""
         return False
 
     def check(self, shape: tuple[int, ...]) -> None:
@@ -106,7 +106,7 @@ class Both(Mask):
         return self.one.tile(rows, columns) & self.other.tile(rows, columns)
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return what the two ranges share."""
+        """Intersection of two ranges."""
         a, b = self.one.span(rows, keys), self.other.span(rows, keys)
         start = max(a.start, b.start)
         return slice(start, max(start, min(a.stop, b.stop)))
@@ -126,7 +126,7 @@ class _PositionMask(Mask):
         return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
 
     def _offset(self) -> int | None:
-        """Return how far queries are ahead of keys if both just count up.
+        """Distance from keys to queries if both just count up.
 
         None for a class from elsewhere: it may allow other pairs than what it is made from.
         """
@@ -151,7 +151,7 @@ class Causal(_PositionMask):
         return slice(0, stop)
 
     def aligned(self, queries: int, keys: int) -> bool:
-        """Tell whether queries and keys are the same positions."""
+        """True if queries and keys are the same positions."""
         return self._offset() == 0 and queries == keys
 
 

@@ -62,6 +62,13 @@ class Cache:
 
     The hypotheses of a sentence share its row; a mask tells which of the keys each of them sees, so
     that a beam branches and drops hypotheses without copying a key.
+
+    Args:
+        rows: texts
+        heads: key and value heads
+        capacity: keys that there is memory for
+        width: width of a head
+        like: tensor whose dtype and device the memory has
     """
 
     def __init__(self, rows: int, heads: int, capacity: int, width: int, like: Tensor):
@@ -132,7 +139,7 @@ class Cache:
 
 
 def is_linear(linear: nn.Module) -> bool:
-    """Tell whether a module is W x + b and nothing else, so that a part of W is a part of it."""
+    """True if a module is W x + b and nothing else, so that a part of W is a part of it."""
     kind, own = type(linear), vars(linear)
     return (
         isinstance(linear, nn.Linear)
@@ -158,6 +165,18 @@ class MultiHead(nn.Module):
 
     head_i = attend(x Wq_i, m Wk_i, m Wv_i), where m is x itself or a memory. The three projections
     are one matrix, queries first, so that self-attention is one product.
+
+    Args:
+        width: width of the input and the output
+        heads: query heads
+        kv_heads: key and value heads; as many as queries unless given
+        head_width: width of a head; width / heads unless given
+        bias: bias of queries, keys and values
+        out_bias: bias of the output projection; as `bias` unless given
+        dropout: probability that an attention weight is dropped
+        score: name of a score, or a function of queries and keys
+        position: rotates queries and keys, or adds to scores and values
+        qkv: input projection, if it is shared or given
     """
 
     def __init__(
@@ -193,12 +212,12 @@ class MultiHead(nn.Module):
 
     @property
     def uses_rotation(self) -> bool:
-        """Tell whether the position rotates queries and keys."""
+        """True if the position rotates queries and keys."""
         return getattr(self.position.rotate, "__func__", None) is not Position.rotate
 
     @property
     def needs_key_positions(self) -> bool:
-        """Tell whether the position has a bias or values of its own, for which keys have places."""
+        """True if the position has a bias or values of its own, for which keys have places."""
         own = getattr(self.position.bias, "__func__", None) is not Position.bias
         return own or self.position.adds_values
 
@@ -230,7 +249,7 @@ class MultiHead(nn.Module):
         return F.linear(x, weight[some], None if bias is None else bias[some])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what vectors (l, w) would be as queries and as keys, (h, l, d)."""
+        """Queries and keys (h, l, d) of vectors (l, w)."""
         both = [self.heads, self.kv_heads]
         qk = self._split(self._project_heads(x, 0, sum(both)).unsqueeze(0), sum(both))
         q, k = qk.squeeze(0).split(both)
@@ -247,7 +266,17 @@ class MultiHead(nn.Module):
         bias: Float[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b q w"]:
-        """Self-attention of x, or cross-attention of x to a memory."""
+        """Self-attention of x, or cross-attention of x to a memory.
+
+        Args:
+            x: input that queries are made of
+            memory: what keys and values are made of, or both ready-made; x itself unless given
+            at: positions of x
+            memory_at: positions of the memory
+            mask: which keys each query may see
+            bias: added to the scores
+            cache: keys and values so far, to which those of x are added
+        """
         if memory is None:
             if at is None:
                 start = 0 if cache is None else cache.length

@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
 
 
 @runtime_checkable
-class Score(Protocol):
+class ScoreFunction(Protocol):
     """A score of queries (..., q, d) against keys (..., k, d)."""
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
@@ -189,7 +189,15 @@ SET_SCORES = {
 def build_score(
     name: str, width: int, heads: int, *, scale: float | None = None, cap: float | None = None
 ) -> Any:
-    """Make the score of a name for heads of a width, with a scale or cap of its own if it has."""
+    """Make the score of a name for heads of a width, with a scale or cap of its own if it has.
+
+    Args:
+        name: key of SCORES or HEAD_SCORES
+        width: width of a head
+        heads: attention heads
+        scale: factor of the products
+        cap: soft cap of the scores
+    """
     if scale is not None or cap is not None:
         return lookup("score with a scale or cap", name, SET_SCORES)(scale, cap)
     if name in HEAD_SCORES:

@@ -142,12 +142,12 @@ class Maps:
             self._maps[name] = [*old, _stacked(new)] if len(new) > 1 else maps
 
     def counts(self) -> list[dict[str, int]]:
-        """Return how many maps there are of each layer, here and in the watchers around."""
+        """Number of maps of each layer, here and in the watchers around."""
         own = {name: len(maps) for name, maps in self._maps.items()}
         return [own, *([] if self._outer is None else self._outer.counts())]
 
     def count(self, module: object) -> int:
-        """Return how many maps there are of a module that stands in one place."""
+        """Number of maps of a module that stands in one place."""
         return sum(len(self._maps.get(name, [])) for name in self._names.get(id(module), [])[:1])
 
     def names(self) -> list[str]:

@@ -57,7 +57,7 @@ PRODUCTS: dict[Any, tuple[str, Callable[[Sequence[Any], Any], int]]] = {
     ),
 }
 # operations that write weights of attention to memory, or of the kernel what stands for them
-WEIGHTS: dict[Any, Callable[[Any], Tensor]] = {
+WEIGHT_OF: dict[Any, Callable[[Any], Tensor]] = {
     aten._softmax: lambda out: out,
     aten._safe_softmax: lambda out: out,
     aten._scaled_dot_product_flash_attention_for_cpu: lambda out: out[1],
@@ -164,8 +164,8 @@ class _Counting(TorchDispatchMode):
             products = formula(args, out)
             self.counted.products[kind] += products
             self.counted.modules.update(dict.fromkeys(self.where, products))
-        if packet in WEIGHTS:
-            self.counted.weights += _bytes(WEIGHTS[packet](out))
+        if packet in WEIGHT_OF:
+            self.counted.weights += _bytes(WEIGHT_OF[packet](out))
         given, made = list(tensors(args)), list(tensors(out))
         shown = {_storage(x) for x in given}
         views = not func._schema.is_mutable and all(_storage(x) in shown for x in made)

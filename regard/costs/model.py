@@ -77,7 +77,7 @@ def _sound(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
 
 # what a family reads -> the setting of how much, one and many of what it is, and how to make it
 Read = tuple[str, str, str, Callable[..., tuple[Tensor, ...]]]
-READS: dict[str, Read] = {
+EXAMPLES: dict[str, Read] = {
     "image": ("image", "image", "images", _images),
     "image+text": ("image", "image", "images", _captioned),
     "series": ("length", "series", "series", _series),
@@ -92,12 +92,12 @@ class Reading:
 
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         declared = info_of(config)
-        if declared is None or declared.reads not in READS:
+        if declared is None or declared.reads not in EXAMPLES:
             raise UsageError(
                 f"{name} reads no images, sounds, series or texts; its cost is not known"
             )
         self.config, self.batch = config, batch
-        self.key, self.one, self.many, self.make = READS[declared.reads]
+        self.key, self.one, self.many, self.make = EXAMPLES[declared.reads]
         for key, value in given.items():
             if value is not None and key != self.key:
                 raise UsageError(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")
@@ -113,7 +113,7 @@ class Reading:
         return self.make(self.config, self.batch, self.size * times)
 
     def amount(self, times: int = 1) -> int:
-        """Return how many pixels an image, tokens a text, or frames a sound then has."""
+        """Number of pixels of an image, tokens of a text, or frames of a sound at that size."""
         return (self.size * times) ** (2 if self.key == "image" else 1)
 
     def show(self, times: int = 1) -> str:

@@ -21,7 +21,7 @@ from regard.settings import fill, setting
 
 FLOAT = 4  # bytes of a number
 MOMENTS = 4  # numbers for each weight in training: itself, its gradient and two moments
-TIMES = (2, 4)  # larger inputs, by which growth is measured
+GROWTH_FACTORS = (2, 4)  # larger inputs, by which growth is measured
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """Return how many matrices there are."""
+        """Number of matrices."""
         return self.layers * self.maps * self.heads
 
     @property
     def entries(self) -> int:
-        """Return how many numbers they have together."""
+        """Number of their entries together."""
         return self.matrices * self.queries * self.keys
 
     def __str__(self) -> str:
@@ -73,17 +73,17 @@ class Attention:
 
     @property
     def matrices(self) -> int:
-        """Return how many matrices there are."""
+        """Number of matrices."""
         return sum(shape.matrices for shape in self.shapes)
 
     @property
     def entries(self) -> int:
-        """Return how many numbers they have together."""
+        """Number of their entries together."""
         return sum(shape.entries for shape in self.shapes)
 
     @property
     def bytes(self) -> int:
-        """Return what they would take if all were kept at once."""
+        """Bytes they would take if all were kept at once."""
         return FLOAT * self.entries
 
 
@@ -306,7 +306,7 @@ def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Co
     roof = machine()
     entries = sum(shape.entries for shape in shapes)
     grown = [Larger(read.show(), read.amount(), run.multiply_adds, entries, step.kept)]
-    grown += [_larger(model, read, times) for times in TIMES] if options.growth else []
+    grown += [_larger(model, read, times) for times in GROWTH_FACTORS] if options.growth else []
     return Cost(
         model=name,
         family=kind,

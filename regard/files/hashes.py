@@ -10,17 +10,17 @@ from regard.errors import UsageError
 from regard.files import refuse, sha256, write_atomically
 
 SUMS = "SHA256SUMS"
-SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
+HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
 EXCLUDED = ("recipe.json", "report.json")  # how it was trained and judged; nothing reads them
-WEIGHTS = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]{1,255})")
 MOST_LINES = 1000
-MOST_BYTES = 2**30  # of all files that are not weights
+MOST_HASHED_BYTES = 2**30  # of all files that are not weights
 
 
 def seal(folder: Path) -> None:
     """Write SHA256SUMS of a folder that is complete."""
-    parts = [p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in EXCLUDED]
+    parts = [p for p in folder.iterdir() if p.suffix in HASHED_SUFFIXES and p.name not in EXCLUDED]
     names = sorted(p.name for p in parts if p.is_file() and not p.name.startswith("."))
     write_atomically(folder / SUMS, "".join(f"{sha256(folder / n)}  {n}\n" for n in names))
 
@@ -61,9 +61,9 @@ def damaged(folder: Path, hashes: dict[str, str]) -> list[str]:
 def verify(folder: Path, name: str | None = None) -> None:
     """Refuse a file whose hash differs from SHA256SUMS; without a name, any but the weights."""
     while hashes := listed(folder):
-        small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS)}
-        if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_BYTES:
-            raise UsageError(f"{folder / SUMS}: names files of over {MOST_BYTES >> 20} MB")
+        small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS_SUFFIX)}
+        if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_HASHED_BYTES:
+            raise UsageError(f"{folder / SUMS}: names files of over {MOST_HASHED_BYTES >> 20} MB")
         asked = small if name is None else {n: h for n, h in hashes.items() if n == name}
         wrong = damaged(folder, asked)
         if not wrong:
@@ -76,7 +76,7 @@ def verify(folder: Path, name: str | None = None) -> None:
 
 
 def remedy(folder: Path) -> str:
-    """Return how to restore a damaged folder."""
+    """Remedy for a damaged folder."""
     if (folder / "dictionary.safetensors").exists():
         return "delete the folder and give its regard dictionary command again"
     if (folder / "checkpoints").is_dir():

@@ -25,7 +25,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return what training may change: parameters that are not frozen, and buffers."""
+    """State that training may change: parameters that are not frozen, and buffers."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {**learned, **buffers_of(model)}
 

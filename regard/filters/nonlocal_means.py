@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.scores import Gaussian, Score
+from regard.attention.scores import Gaussian, ScoreFunction
 from regard.errors import UsageError, lookup
 from regard.filters.kernels import try_nonlocal_means
 from regard.filters.pixels import (
@@ -91,7 +91,7 @@ class PatchScore:
         """Return the score from -(mean squared difference) / h^2, in place."""
         return DISTANCES[self.distance](score, self.h, self.noise)
 
-    def score(self) -> Score:
+    def score(self) -> ScoreFunction:
         """Return the score for attention: a Gaussian, which runs fused, where it is one."""
         is_gaussian = self.distance == "squared" and not self.noise
         return Gaussian(self.h / 2**0.5) if is_gaussian else self

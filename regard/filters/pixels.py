@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import attend
 from regard.attention.masks import Mask, Sliding
-from regard.attention.scores import Score
+from regard.attention.scores import ScoreFunction
 from regard.errors import UsageError
 
 Window = int | Literal["full"]  # side of the square around each pixel, or the whole image
@@ -106,7 +106,10 @@ def window_mask(radius: int | None, image: Float[Tensor, "n c h w"]) -> Mask | N
 
 
 def attention_average(
-    k: Float[Tensor, "n l d"], v: Float[Tensor, "n l c"], score: Score, mask: Mask | None = None
+    k: Float[Tensor, "n l d"],
+    v: Float[Tensor, "n l c"],
+    score: ScoreFunction,
+    mask: Mask | None = None,
 ) -> Float[Tensor, "n l c"]:
     """Let every pixel attend to all, in linear memory unless there is a mask."""
     if hasattr(score, "prepare"):
@@ -199,7 +202,11 @@ def local_weights(
 
 
 def attention_weights(
-    k: Float[Tensor, "1 l d"], score: Score, at: Pixel, size: tuple[int, int], radius: int | None
+    k: Float[Tensor, "1 l d"],
+    score: ScoreFunction,
+    at: Pixel,
+    size: tuple[int, int],
+    radius: int | None,
 ) -> Float[Tensor, "h w"]:
     """Return the attention weights of one pixel, as the gradient of its output by the values."""
     high, wide = size

@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from regard import LocalRelation, MultiHead, Windows
+from regard import LocalRelation, MultiHead, WindowAttention
 from regard.gallery.drawn import Drawn
 from regard.settings import setting
 from regard.viewer import BLUES, LINE, Drawing, Plot, draw_plots
@@ -67,7 +67,7 @@ class Full(nn.Module):
 LAYERS: dict[str, Callable[[ReceptiveFieldSettings, int], nn.Module]] = {
     "convolution": lambda settings, n: Convolution(settings.window),
     "local attention": lambda settings, n: Local(settings.window),
-    "windows, shifted": lambda settings, n: Windows(
+    "windows, shifted": lambda settings, n: WindowAttention(
         MultiHead(WIDTH, HEADS), settings.windows, n % 2 * (settings.windows // 2)
     ),
     "full attention": lambda settings, n: Full(),

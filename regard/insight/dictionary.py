@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.attention.intervene import PLACES, change, record
+from regard.attention.intervene import INTERVENTION_PLACES, change, record
 from regard.data.seeds import mix
 from regard.errors import UsageError
 from regard.files import delete, read_json, sha256, write_json
@@ -140,7 +140,7 @@ class Dictionary(Named):
 def place_name(at: str) -> str:
     """Return a place as `record` names it: the output, if only a module is named."""
     last = at.rpartition(".")[2]
-    return at if last in PLACES else f"{at}.out"
+    return at if last in INTERVENTION_PLACES else f"{at}.out"
 
 
 class Stream:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.attention.positions import ALIASES, RotaryScaling
+from regard.attention.positions import POSITION_ALIASES, RotaryScaling
 from regard.data.documents import tokenise_texts
 from regard.data.store import Column
 from regard.errors import UsageError
@@ -40,7 +40,7 @@ def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[di
         return []
     starts = windows(column, times[-1] * context, settings.valid_tokens)
     models: dict[str, Callable[[int], TextModel]] = {"": lambda n: model}
-    if ALIASES.get(model.config.position, model.config.position) == "rotary":
+    if POSITION_ALIASES.get(model.config.position, model.config.position) == "rotary":
         models["yarn"] = lambda n: with_yarn(model, n, context)
     rows = []
     for way, n in itertools.product(models, times):

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from regard.errors import UsageError
 from regard.files import write_atomically
+from regard.metrics.evaluation import LOWER_IS_BETTER
 from regard.metrics.interval import Difference, Interval, interval, paired
 from regard.metrics.results import Named, markdown
 from regard.training.run_folder import exit_code
 
 # keys that change the training data
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
-LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte", "wer", "cer"}  # of scores
+
 DERIVED = {"perplexity", "bits_per_byte"}  # from the loss, so a plot of it is enough
 MAX_PANELS = 3
 

@@ -44,6 +44,16 @@ class Chunks(nn.Module):
     product; the weight is that of the convolution with all axes but the first as one. What lies
     after the last whole chunk of an axis is not seen; where a `partial` chunk counts, it is filled
     up with zeros instead.
+
+    Args:
+        channels: channels of the array
+        width: width of the vectors
+        chunk: length of a chunk along each axis
+        stride: steps between chunks; their length unless given
+        padding: zeros before and after each axis
+        bias: bias of the projection
+        partial: whether an incomplete last chunk counts
+        flatten: whether chunks come as (b, chunks, width) instead of a grid
     """
 
     def __init__(
@@ -77,11 +87,11 @@ class Chunks(nn.Module):
         self.flatten = nn.Flatten(1, self.axes) if flatten else nn.Identity()
 
     def grid(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return how many chunks an array of (n1, ..., nr) has along each axis."""
+        """Number of chunks of an array of (n1, ..., nr) along each axis."""
         return tuple(self._count(n, axis) for axis, n in enumerate(shape))
 
     def _count(self, n: Any, axis: int) -> Any:
-        """Return how many chunks an axis of so many places has, for a number or a tensor."""
+        """Number of chunks of an axis of so many places, for a number or a tensor."""
         chunk, stride = self.chunk[axis], self.stride[axis]
         rest = n + 2 * self.padding[axis] - chunk
         if not self.partial:
@@ -100,7 +110,7 @@ class Chunks(nn.Module):
         return [",".join(parts) for parts in product(*spans)]
 
     def token_lengths(self, lengths: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return how many tokens each array has whose first axis has so many real places.
+        """Number of tokens of each array whose first axis has so many real places.
 
         `shape` (n1, ..., nr) is that of all arrays. The first axis is the slowest, so the tokens
         of the real places come first.

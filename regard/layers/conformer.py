@@ -112,6 +112,13 @@ class ConformerBlock(nn.Module):
     """Half a feed-forward network, attention, convolution, the other half, and a norm.
 
     (Gulati et al. 2020.)
+
+    Args:
+        config: sizes and parts of the block
+        position: position of the attention
+        path: probability of stochastic depth
+        kernel: width of the convolution
+        norm: norm inside the convolution
     """
 
     def __init__(

@@ -11,7 +11,15 @@ def relu(x: Tensor) -> Tensor:
 
 
 class ConvNorm(nn.Module):
-    """act(norm(W * x)): a convolution without bias, a batch norm and an activation."""
+    """act(norm(W * x)): a convolution without bias, a batch norm and an activation.
+
+    Args:
+        channels: channels of the input
+        width: channels of the output
+        kernel: side of the kernel
+        stride: stride of the convolution
+        act: activation
+    """
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ TIES: dict[str, tuple[bool, bool]] = {
 
 
 def ties(config: Any) -> tuple[bool, bool]:
-    """Return whether both sides share their embeddings, and whether the head has the target's."""
+    """True if both sides share their embeddings, and true if the head has the target's."""
     sides, head = lookup("tie", config.tie, TIES)
     if sides and config.source_vocab != config.target_vocab:
         raise UsageError(
@@ -38,11 +38,21 @@ def tie(module: nn.Module, to: nn.Module) -> None:
         part._parameters.update(other._parameters)
 
 
-class Embed(nn.Module):
+class TokenEmbedding(nn.Module):
     """A row of the embedding matrix for each token, scaled, plus its type and its position.
 
     The sum may be normalised; a table narrower than the model is widened last (ALBERT), and then
     position and norm are as wide as the table.
+
+    Args:
+        vocab: rows of the matrix
+        width: width of the model
+        position: position encoding that is added
+        scale: factor of the rows
+        drop: dropout of the sum
+        norm: norm of the sum
+        types: token types; 0: none
+        inner_width: width of the table; the model's unless given
     """
 
     def __init__(
@@ -86,7 +96,7 @@ class Embed(nn.Module):
         return self.types(types).view(*x.shape[:-1], -1, x.shape[-1]).sum(-2)
 
 
-class RoundedEmbed(Embed):
+class RoundedEmbed(TokenEmbedding):
     """Embeddings whose scale is rounded to their own precision first, as Gemma was trained."""
 
     def scaled(self, x: Tensor) -> Tensor:

@@ -11,7 +11,16 @@ from regard.attention.dropout import dropout
 
 
 class FeedForward(nn.Module):
-    """W2 act(W1 x + b1) + b2."""
+    """W2 act(W1 x + b1) + b2.
+
+    Args:
+        width: width of the input
+        ffn_width: width inside
+        act: activation
+        bias: whether the matrices have a bias
+        drop: dropout inside
+        out_width: width of the output; the input's unless given
+    """
 
     gated = False
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention.positions import ALIASES, Position, build_position
+from regard.attention.positions import POSITION_ALIASES, Position, build_position
 from regard.errors import UsageError, lookup
 
 
@@ -42,8 +42,17 @@ COMPUTED = ("sinusoidal", "rotary", "none")
 def build_grid_position(
     name: str, width: int, heads: int, head_width: int, base: float = 10_000.0, axes: int = 2
 ) -> Position:
-    """Make a position that is computed of the coordinates of a grid, of which there are `axes`."""
-    short = ALIASES.get(name, name)
+    """Make a position that is computed of the coordinates of a grid, of which there are `axes`.
+
+    Args:
+        name: key of the positions of a grid
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        base: base of the sinusoids or rotations
+        axes: coordinates of a token
+    """
+    short = POSITION_ALIASES.get(name, name)
     lookup("position", short, dict.fromkeys(COMPUTED))
     part = 2 * axes
     if (short == "sinusoidal" and width % part) or (short == "rotary" and head_width % part):

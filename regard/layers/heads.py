@@ -28,6 +28,15 @@ class VocabularyHead(nn.Module):
     """W norm(act(T x + t)) + b: BERT's head for masked language modelling.
 
     W is as wide as the embeddings, with which it can be tied.
+
+    Args:
+        width: width of the model
+        vocab: number of words
+        act: activation
+        norm: norm before the last matrix
+        inner_width: width of the embeddings
+        bias: bias of the words
+        transform_bias: bias of the first matrix
     """
 
     def __init__(
@@ -186,6 +195,12 @@ class Convolved(nn.Module):
         return torch.cat(most, -1).relu()
 
 
+# name -> pooling of a grid of features of a width
+POOLINGS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
+    "mean": Mean,
+    "max": Max,
+    "attention": Attentive,
+}
 # name -> how to make one from the width and the dropout; BERT drops nothing before its own
 POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "first": lambda width, drop: Pooler(width),
@@ -194,15 +209,21 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "distilbert": lambda width, drop: Pooler(width, act=F.relu),
     "electra": lambda width, drop: Pooler(width, drop, F.gelu),
     "cls": First,
-    "mean": Mean,
-    "max": Max,
-    "attention": Attentive,
+    **POOLINGS,
     "convolution": Convolved,
 }
 
 
-class Classify(nn.Module):
-    """Text classification: pooled vectors, and a linear layer."""
+class ClassificationHead(nn.Module):
+    """Text classification: pooled vectors, and a linear layer.
+
+    Args:
+        width: width of the model
+        labels: number of labels
+        drop: dropout before the linear layer
+        kind: key of POOLERS
+        transform: layer between pooling and the linear one
+    """
 
     def __init__(
         self,
@@ -232,7 +253,7 @@ class Classify(nn.Module):
         return self.out(self.vector(x, lengths))
 
 
-class ClusterClassify(Classify):
+class ClusterClassify(ClassificationHead):
     """Classification into many labels by their clusters (X-BERT, Chang et al. 2019).
 
     A matcher tells the clusters of a text, and a ranker its labels within each of the `beam`

@@ -55,7 +55,15 @@ def matrices(model: nn.Module, but: str = "") -> Iterator[tuple[str, list[nn.Lin
 
 
 def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "") -> list[str]:
-    """Add to every matrix whose name fits one of the patterns, by commas; return their names."""
+    """Add to every matrix whose name fits one of the patterns, by commas; return their names.
+
+    Args:
+        model: model to fine-tune, changed in place
+        patterns: names of matrices, with *, by commas
+        rank: rank of the additions
+        alpha: the additions are scaled by alpha / rank
+        but: prefix of names to leave out
+    """
     known = dict(matrices(model, but))
     chosen: list[str] = []
     for pattern in (part.strip() for part in patterns.split(",")):
@@ -77,7 +85,7 @@ def adapt(model: nn.Module, patterns: str, rank: int, alpha: float, but: str = "
 
 
 def adapters(model: nn.Module) -> list[nn.Parameter]:
-    """Return what learns of the additions."""
+    """Trainable parameters of the additions."""
     parts = [module for module in model.modules() if isinstance(module, LowRank)]
     return list(dict.fromkeys(parameter for part in parts for parameter in part.parameters()))
 

@@ -38,6 +38,15 @@ class Patches(Chunks):
     """Patches of an image, each projected to a vector: square chunks of an array with two axes.
 
     Pixels right of and below the last whole patch are not seen.
+
+    Args:
+        channels: channels of the image
+        width: width of the vectors
+        patch: side of a patch
+        stride: pixels between patches; their side unless given
+        padding: zeros around the image
+        bias: bias of the projection
+        flatten: whether patches come as (b, patches, width) instead of a grid
     """
 
     def __init__(
@@ -56,7 +65,7 @@ class Patches(Chunks):
         self.patch = patch
 
     def grid(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many patches an image of (height, width) has in each direction."""
+        """Number of patches of an image of (height, width) in each direction."""
         height, width = super().grid(shape)
         return height, width
 
@@ -65,7 +74,7 @@ class Patches(Chunks):
 
 
 def halvings(patch: int) -> int:
-    """Return how many halvings of an image make a patch of so many pixels one token."""
+    """Number of halvings of an image that make a patch of so many pixels one token."""
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
         raise UsageError(f"patch={patch}; convolutions halve an image, so choose 2, 4, 8 or so")
@@ -89,7 +98,7 @@ class Convolutions(nn.Module):
         )
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return how many tokens an image of (height, width) has in each direction."""
+        """Number of tokens of an image of (height, width) in each direction."""
         height, width = (-(-n // 2 ** len(self.layers)) for n in size)
         return height, width
 
@@ -121,7 +130,7 @@ class EarlyConvolutions(nn.Module):
         self.project = nn.Linear(width, width)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return how many tokens an image of (height, width) has in each direction."""
+        """Number of tokens of an image of (height, width) in each direction."""
         height, width = (-(-n // 2**self.steps) for n in size)
         return height, width
 

@@ -57,7 +57,7 @@ class Subsampling(nn.Module):
         self.project = nn.Linear(channels * mels, width)
 
     def out_lengths(self, lengths: Tensor) -> Tensor:
-        """Return how many frames sounds of so many frames become."""
+        """Number of frames after subsampling."""
         for stride in self.strides:
             lengths = halved(lengths) if stride == 2 else lengths
         return lengths
@@ -76,5 +76,5 @@ class Subsampling(nn.Module):
 
 
 def halved(size: Size) -> Size:
-    """Return how many places are left after a convolution of 3 with a stride of 2."""
+    """Length after a convolution of 3 with a stride of 2."""
     return (size + 1) // 2

@@ -14,19 +14,19 @@ from regard.native.torch_private import traced
 
 # For every product MKL lays out weights anew. Where they are as large, and rows about as many as a
 # layout is for, it pays to do that once; with fewer or more rows the plain product is as fast.
-LARGE = 2**22
+LARGE_VOCABULARY = 2**22
 FEWEST, ROWS = 9, 16
 # Of so many rows our own product is faster, where weights are laid by columns.
 MOST_ROWS = 32
 # No more weights than this are held a second time.
-MOST_BYTES = 2**30
+MOST_COPIED_BYTES = 2**30
 # A layout costs about as much as it saves in so many steps.
-STEPS = 8
+STEPS_BEFORE_COPY = 8
 
 _one_at_a_time = Lock()
 
 
-class Head(nn.Linear):
+class VocabularyLinear(nn.Linear):
     """Output projection to vocabulary logits: x W^T + b."""
 
     def step_logits(self, x: Tensor) -> Tensor:
@@ -42,12 +42,12 @@ class Head(nn.Linear):
         return y[:rows].view(*x.shape[:-1], -1)
 
     def _known(self, x: Tensor) -> bool:
-        """Tell whether this is the plain product of numbers that a kernel can read, and no more."""
+        """True if this is the plain product of numbers that a kernel can read, and no more."""
         weight = self._parameters.get("weight")
         return (
             scope(self) is not None
-            and type(self) is Head
-            and Head.forward is nn.Linear.forward
+            and type(self) is VocabularyLinear
+            and VocabularyLinear.forward is nn.Linear.forward
             and type(x) is Tensor
             and type(weight) is nn.Parameter
             and not torch.is_grad_enabled()
@@ -84,7 +84,7 @@ class Head(nn.Linear):
             active is None
             or active.copies is None
             or weight is None
-            or weight.numel() < LARGE
+            or weight.numel() < LARGE_VOCABULARY
             or weight.is_inference()
             or not torch.backends.mkl.is_available()
             or not self._known(x)
@@ -100,16 +100,16 @@ class Head(nn.Linear):
         state = weight.data_ptr(), weight._version
         if known.out is not None and known.state == state:
             return known.out
-        room = held(active) - known.bytes + weight.nbytes <= MOST_BYTES
+        room = held(active) - known.bytes + weight.nbytes <= MOST_COPIED_BYTES
         out = None
-        if room and known.steps + 1 >= STEPS:
+        if room and known.steps + 1 >= STEPS_BEFORE_COPY:
             out = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().contiguous(), ROWS)
         size = 0 if out is None else weight.nbytes
         active.copies[id(self)] = Laid(known.steps + 1, state, out, size)
         return out
 
 
-class CappedHead(Head):
+class CappedHead(VocabularyLinear):
     """cap tanh(logits / cap): logits that never pass a cap (Gemma 2)."""
 
     def __init__(self, width: int, vocab: int, bias: bool = False, cap: float = 30.0):
@@ -135,5 +135,5 @@ class Laid(NamedTuple):
 
 
 def held(active: Scope) -> int:
-    """Return how many bytes of weights are held a second time."""
+    """Bytes of weights that are held a second time."""
     return sum(one.bytes for one in (active.copies or {}).values() if isinstance(one, Laid))

@@ -62,6 +62,13 @@ def partition(
     """Partition a grid into windows, cyclically shifted by so many tokens down and to the right.
 
     There is as much padding after the grid as windows need.
+
+    Args:
+        height: rows of the grid
+        width: columns of the grid
+        window: side of a window
+        shift: tokens that windows are shifted by
+        device: device of the indices
     """
     with torch.inference_mode(False):  # what is made there cannot be trained with
         high, wide = (-(-n // window) * window for n in (height, width))
@@ -84,7 +91,16 @@ def partition(
 def shift_mask(
     height: int, width: int, window: int, shift: int, batch: int, device: torch.device
 ) -> Mask | None:
-    """Return the mask of shifted windows: no attention across edges that the shift has joined."""
+    """Return the mask of shifted windows: no attention across edges that the shift has joined.
+
+    Args:
+        height: rows of the grid
+        width: columns of the grid
+        window: side of a window
+        shift: tokens that windows are shifted by
+        batch: images
+        device: device of the mask
+    """
     if not shift:
         return None
     with torch.inference_mode(False):
@@ -106,13 +122,13 @@ def _keep(window: int, shift: int, height: int, width: int) -> tuple[int, int]:
 
 
 # name -> what becomes of a window and its shift on a grid
-FITS: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
+WINDOW_FITS: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
     "shrink": _shrink,
     "keep": _keep,
 }
 
 
-class Windows(nn.Module):
+class WindowAttention(nn.Module):
     """Window attention: each token of a grid attends to its own window (Swin).
 
     Shifted windows cross the borders of those that are not. A grid that they do not fill is padded
@@ -125,10 +141,10 @@ class Windows(nn.Module):
             raise UsageError(f"shift={shift} is not within a window={window}; choose less")
         self.inside = attention
         self.window, self.shift = window, shift
-        self.fit = partial(lookup("fit", fit, FITS), window, shift)
+        self.fit = partial(lookup("fit", fit, WINDOW_FITS), window, shift)
 
     def place(self, height: int, width: int) -> Int[Tensor, "windows tokens"]:
-        """Return which place of a grid, row by row, each token of a window has; -1 is padding."""
+        """Place on the grid, row by row, of each token of a window; -1 is padding."""
         return partition(height, width, *self.fit(height, width), torch.device("cpu")).place
 
     def forward(self, x: Float[Tensor, "b y x w"], **nothing: Any) -> Float[Tensor, "b y x w"]:
@@ -161,7 +177,7 @@ class Offsets(Position):
         raise NotImplementedError
 
     def _rows(self, at: Tensor) -> Tensor:
-        """Return which offset it is from each key to each query, (h, q * k)."""
+        """Offset from each key to each query, (h, q * k)."""
         offset = at.unsqueeze(1) - at.unsqueeze(0) + self.window - 1
         rows = offset[..., 0] * (2 * self.window - 1) + offset[..., 1]
         return rows.flatten().expand(self.heads, -1)

@@ -9,7 +9,7 @@ import numpy as np
 from regard.metrics.evaluation import ClassScore, Misprediction
 from regard.metrics.interval import wilson
 from regard.metrics.score import (
-    SEED,
+    BOOTSTRAP_SEED,
     Comparison,
     Score,
     bootstrap,
@@ -130,7 +130,9 @@ def label_scores(
     else:
         units = count_units(targets, predictions, groups)
         low, high = percentile_interval(bootstrap([units.f1], len(units.right), samples)[0])
-        method = f"bootstrap over {len(units.right)} sentences|samples:{samples}|seed:{SEED}"
+        method = (
+            f"bootstrap over {len(units.right)} sentences|samples:{samples}|seed:{BOOTSTRAP_SEED}"
+        )
     signature = f"{what}:{total}|95%:{low:.2f} to {high:.2f}|{method}"
     name = "all labels right" if multilabel else "accuracy"
     scores = [Score(name, 100 * exact / total, signature)]
@@ -141,7 +143,7 @@ def label_scores(
     if multilabel and targets.shape[1] >= MANY:
         for name, each in precision_at_k(targets, probs).items():
             low, high = percentile_interval(bootstrap([mean_of(each)], total, samples)[0])
-            drawn = f"95%:{low:.2f} to {high:.2f}|bootstrap|samples:{samples}|seed:{SEED}"
+            drawn = f"95%:{low:.2f} to {high:.2f}|bootstrap|samples:{samples}|seed:{BOOTSTRAP_SEED}"
             scores.append(Score(name, float(each.mean()), f"{what}:{total}|{drawn}"))
     return [*scores, Score("loss", log_loss(targets, probs, multilabel), f"nats|{what}:{total}")]
 

@@ -17,15 +17,16 @@ from regard.errors import UsageError
 from regard.metrics.interval import Interval
 from regard.metrics.results import markdown
 
-WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
-BORDERS = (10, 20, 30, 40, 50, 60)
-FEW = 30  # sentences: of fewer, BLEU is no measure of a group, and a bootstrap no interval
+LENGTH_UNIT = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
+LENGTH_BORDERS = (10, 20, 30, 40, 50, 60)
+# of fewer, BLEU is no measure of a group, and a bootstrap no interval
+FEW_SENTENCES = 30
 MAX_DRAWN = 2_000_000  # sentences of all resamples of a group, which bounds their memory
 
 
 def count_words(text: str) -> int:
     """Count words by spaces, or characters of scripts without spaces."""
-    return sum(1 for _ in WORD.finditer(text))
+    return sum(1 for _ in LENGTH_UNIT.finditer(text))
 
 
 def groups(sources: Sequence[str], borders: Sequence[int]) -> dict[str, list[int]]:
@@ -122,13 +123,13 @@ class Lengths:
         ]
 
     def __str__(self) -> str:
-        few = f"few: under {FEW} sentences, too few to tell  " * self.has_few
+        few = f"few: under {FEW_SENTENCES} sentences, too few to tell  " * self.has_few
         return f"{markdown(self.table())}\n± 95% bootstrap interval  {few}{self.signature}"
 
     @property
     def has_few(self) -> bool:
-        """Tell whether some group has too few sentences to be scored."""
-        return any(row.sentences < FEW for row in self.rows)
+        """True if some group has too few sentences to be scored."""
+        return any(row.sentences < FEW_SENTENCES for row in self.rows)
 
     def draw(self, path: str | Path) -> None:
         """Plot a curve for each model, and one of joined sentences if there are some."""
@@ -143,12 +144,12 @@ class Lengths:
                 bleu, half = row.scores[number]
                 line = name + ", joined" * joined
                 points = lines.setdefault(line, [])
-                if row.sentences < FEW:
+                if row.sentences < FEW_SENTENCES:
                     hollow.setdefault(line, []).append(len(points))
                 points.append((row.words, Interval(bleu, half, ())))
                 looks[line] = number + DASHED * joined
         title = "BLEU by the length of the source"
-        title += f"; hollow: under {FEW} sentences" if hollow else ""
+        title += f"; hollow: under {FEW_SENTENCES} sentences" if hollow else ""
         names = ("source words", "BLEU")
         draw_curves(path, title, lines, names, log=False, styles=looks, hollow=hollow)
 
@@ -161,7 +162,7 @@ def score_group(
     references, scores = [[pair.target for pair in pairs]], []
     for some in outputs:
         bleu = metric.corpus_score(list(some), references, n_bootstrap=samples)
-        scores.append(BleuInterval(bleu.score, bleu._ci if len(pairs) >= FEW else None))
+        scores.append(BleuInterval(bleu.score, bleu._ci if len(pairs) >= FEW_SENTENCES else None))
     words = sum(count_words(pair.source) for pair in pairs) / len(pairs)
     return LengthGroup(name, len(pairs), words, scores)
 
@@ -175,7 +176,7 @@ def by_length(
     *,
     effective: BLEU,
     samples: int = 1000,
-    borders: Sequence[int] = BORDERS,
+    borders: Sequence[int] = LENGTH_BORDERS,
     joined: Sequence[int] = (),
     languages: tuple[str | None, str | None] = (None, None),
 ) -> Lengths:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SEED = 1
-CHUNK = 2**23  # rows drawn at a time, which bounds the memory of a bootstrap
+BOOTSTRAP_SEED = 1
+DRAWN_ROWS = 2**23  # rows drawn at a time, which bounds the memory of a bootstrap
 
 # a score of a system on the units of these numbers (samples, units), for every sample
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -41,9 +41,9 @@ class Comparison:
 
 def bootstrap(statistics: Sequence[Statistic], units: int, samples: int) -> list[np.ndarray]:
     """Return statistics of the same resamples of units, drawn with replacement: (samples,) each."""
-    rng = np.random.Generator(np.random.PCG64(SEED))
+    rng = np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED))
     values: list[list[np.ndarray]] = [[] for _ in statistics]
-    step = max(1, CHUNK // units)
+    step = max(1, DRAWN_ROWS // units)
     for start in range(0, samples, step):
         rows = rng.integers(0, units, (min(step, samples - start), units))
         for some, statistic in zip(values, statistics, strict=True):
@@ -58,8 +58,8 @@ def percentile_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def bootstrap_signature(samples: int, units: int, unit: str = "units") -> str:
-    """Return what a paired bootstrap depends on."""
-    return f"paired bootstrap|samples:{samples}|seed:{SEED}|{unit}:{units}"
+    """Signature of a paired bootstrap."""
+    return f"paired bootstrap|samples:{samples}|seed:{BOOTSTRAP_SEED}|{unit}:{units}"
 
 
 def paired_bootstrap(

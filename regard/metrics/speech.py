@@ -11,7 +11,7 @@ import numpy as np
 from regard.errors import UsageError, lookup
 from regard.metrics.labels import percent
 from regard.metrics.score import (
-    SEED,
+    BOOTSTRAP_SEED,
     Comparison,
     Score,
     bootstrap,
@@ -67,12 +67,14 @@ class Errors:
         return percent(self.total[rows].sum(-1), self.units[rows].sum(-1))
 
     def signature(self, unit: str, interval: tuple[float, float], samples: int) -> str:
-        """Return what the rate is made of, and its 95% interval by utterances."""
+        """Signature of the rate: its parts, and its 95% interval by utterances."""
         kinds = ("substitutions", "insertions", "deletions")
         told = [f"{unit}:{int(self.units.sum())}"]
         told += [f"{name}:{int(getattr(self, name).sum())}" for name in kinds]
         told += [f"95%:{interval[0]:.2f} to {interval[1]:.2f}"]
-        told += [f"bootstrap over {len(self.units)} utterances|samples:{samples}|seed:{SEED}"]
+        told += [
+            f"bootstrap over {len(self.units)} utterances|samples:{samples}|seed:{BOOTSTRAP_SEED}"
+        ]
         return "|".join(told)
 
 
@@ -110,11 +112,11 @@ def transcript_errors(
     }
 
 
-UNITS = {"WER": "words", "CER": "characters"}
+ERROR_UNITS = {"WER": "words", "CER": "characters"}
 
 
 def named(normalise: str) -> str:
-    """Return how texts were compared, for a signature."""
+    """Normalisation of the compared texts, for a signature."""
     return f"norm:{normalise}|jiwer:{version('jiwer')}"
 
 
@@ -128,7 +130,7 @@ def transcript_scores(
     scores = []
     for name, errors in transcript_errors(transcripts, references, normalise).items():
         (drawn,) = bootstrap([errors.rate], len(references), samples)
-        told = errors.signature(UNITS[name], percentile_interval(drawn), samples)
+        told = errors.signature(ERROR_UNITS[name], percentile_interval(drawn), samples)
         scores.append(Score(name, float(errors.rate()), f"{named(normalise)}|{told}"))
     return scores
 

@@ -14,15 +14,17 @@ from regard.metrics.bleu import bleu_scores, compare_bleu
 from regard.metrics.score import Comparison, Score, compare_means
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
-WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+")
+ROUGE_WORD = re.compile(
+    "[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+"
+)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-MAX_WORDS = 20_000  # of a text that ROUGE-L compares
+WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+MAX_ROUGE_WORDS = 20_000  # of a text that ROUGE-L compares
 
 
 def words(text: str) -> list[str]:
     """Split a text into words without case and punctuation, as ROUGE counts them."""
-    return WORD.findall(text.lower())
+    return ROUGE_WORD.findall(text.lower())
 
 
 def f1(common: float, ours: int, theirs: int) -> float:
@@ -54,7 +56,7 @@ def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 def rouge(output: str, reference: str) -> dict[str, float]:
     """Return ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
-    ours, theirs = (words(text)[:MAX_WORDS] for text in (output, reference))
+    ours, theirs = (words(text)[:MAX_ROUGE_WORDS] for text in (output, reference))
     return {
         "ROUGE-1": rouge_n(ours, theirs, 1),
         "ROUGE-2": rouge_n(ours, theirs, 2),
@@ -64,7 +66,7 @@ def rouge(output: str, reference: str) -> dict[str, float]:
 
 def normalise(answer: str) -> str:
     """Normalise an answer as SQuAD does: no case, punctuation, articles or extra space."""
-    return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
+    return " ".join(ARTICLES.sub(" ", answer.lower().translate(WITHOUT_PUNCTUATION)).split())
 
 
 def answer(output: str, reference: str) -> dict[str, float]:
@@ -152,7 +154,7 @@ class BleuMetric:
 
 
 # name -> metric
-METRICS: dict[str, MeanMetric | BleuMetric] = {
+TEXT_METRICS: dict[str, MeanMetric | BleuMetric] = {
     "bleu": BleuMetric(),
     "rouge": MeanMetric(rouge, "case:lc|tok:letters and digits|stem:no|F1", "ROUGE-L"),
     "answers": MeanMetric(answer, "norm:SQuAD", "F1"),

@@ -21,7 +21,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "mvit": ("regard.models.mvit", "MViTConfig", "MViT"),
     "resnet": ("regard.models.resnet", "ResNetConfig", "ResNet"),
     "local": ("regard.models.local", "LocalConfig", "Local"),
-    "series": ("regard.models.series", "SeriesConfig", "Series"),
+    "series": ("regard.models.series", "SeriesConfig", "SeriesEncoder"),
     "clip": ("regard.models.clip", "ClipConfig", "Clip"),
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
@@ -46,12 +46,12 @@ def _classes(row: tuple[str, str, str]) -> tuple[type, type]:
 
 
 def info(name: str) -> "FamilyInfo":
-    """Return what a family declares about itself."""
+    """Declaration of a family."""
     return import_module(lookup("model", name, MODELS)[0]).INFO
 
 
 def info_of(part: object) -> "FamilyInfo | None":
-    """Return what the module of a model or config declares about its family, if it does."""
+    """Declaration of the family of a model or config, if its module has one."""
     return getattr(sys.modules.get(type(part).__module__), "INFO", None)
 
 

@@ -30,12 +30,12 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.context import windowed, within
-from regard.layers.embed import Embed, tie
+from regard.layers.embed import TokenEmbedding, tie
 from regard.layers.fast.run import run_blocks
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.heads import (
     POOLERS,
-    Classify,
+    ClassificationHead,
     ClusterClassify,
     NoHead,
     TokenClassify,
@@ -72,7 +72,7 @@ class BertConfig:
         )
     )
     layers: str = setting(
-        "own", "weights of the layers: own, or shared by all", choices=lambda: LAYERS
+        "own", "weights of the layers: own, or shared by all", choices=lambda: LAYER_WEIGHTS
     )
     position: str = setting("learned", "position embedding", choices=with_aliases(POSITIONS))
     position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
@@ -195,12 +195,15 @@ def resize(config: BertConfig, size: dict[str, Any]) -> BertConfig:
     return with_changes(config, {**size, "inner_width": inner})
 
 
-TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"head": "tag"}}
-INFO = FamilyInfo("text", {**TASKS, "embed": {}}, PRESETS, SIZES, resize)
+BERT_TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"head": "tag"}}
+INFO = FamilyInfo("text", {**BERT_TASKS, "embed": {}}, PRESETS, SIZES, resize)
 
 
 # name -> how many layers have weights of their own: each, or the first alone (ALBERT)
-LAYERS: dict[str, Callable[[int], int]] = {"own": lambda depth: depth, "shared": lambda depth: 1}
+LAYER_WEIGHTS: dict[str, Callable[[int], int]] = {
+    "own": lambda depth: depth,
+    "shared": lambda depth: 1,
+}
 
 
 def _act(config: BertConfig) -> Callable:
@@ -242,7 +245,7 @@ def _transform(config: BertConfig) -> nn.Module:
 def _classify(config: BertConfig) -> nn.Module:
     shape = config.block.width, config.labels, config.head_dropout, config.pool, _transform(config)
     if not config.clusters:
-        return Classify(*shape)
+        return ClassificationHead(*shape)
     return ClusterClassify(*shape, clusters=config.clusters, beam=config.cluster_beam)
 
 
@@ -291,7 +294,7 @@ class Bert(nn.Module):
                 f"leave inner_width={inner} out"
             )
         norm = build_norm(block, config.embed_norm, inner)
-        self.embed = Embed(
+        self.embed = TokenEmbedding(
             config.vocab,
             block.width,
             position,
@@ -321,7 +324,7 @@ class Bert(nn.Module):
             norm = build_norm(block, config.first_norm)
             return EncoderBlock(block, place, attention_norm=norm)
 
-        own = lookup("layers", config.layers, LAYERS)(config.depth)
+        own = lookup("layers", config.layers, LAYER_WEIGHTS)(config.depth)
         self.blocks = nn.ModuleList(build() for _ in range(own))
         if own < config.depth and (config.near_base is not None or config.first_norm != "same"):
             raise UsageError(
@@ -353,6 +356,13 @@ class Bert(nn.Module):
 
         Packed `documents`, numbered, do not attend to each other, and positions are counted from
         their own beginning. Tokens are of type 0 unless given; a token may be of several.
+
+        Args:
+            ids: token ids
+            lengths: real tokens of each text; all unless given
+            types: token types; 0 unless given, several for a token if there is a last axis
+            at: positions; from 0 on unless given
+            documents: number of the packed document that each token belongs to
         """
         mask: Mask | None = Padding.of(lengths, ids.shape[1])
         if documents is not None:

@@ -21,7 +21,7 @@ from regard.layers.recurrent.attention import NORMALISES, ReinforceTape, SoftAtt
 from regard.layers.recurrent.cells import init_cells
 from regard.layers.recurrent.decoder import CellConfig, RecurrentDecoder, RecurrentState
 from regard.layers.shapes import Ids, Images, Vectors
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models import MODELS, family, info, preset, serving
 from regard.models.declaration import FamilyInfo
 from regard.models.decoder import TextDecoder
@@ -55,7 +55,7 @@ class EncoderConfig:
 class DecoderConfig:
     """The caption decoder: a transformer of blocks or a recurrent network of cells."""
 
-    kind: str = setting("transformer", "caption decoder", choices=lambda: DECODERS)
+    kind: str = setting("transformer", "caption decoder", choices=lambda: CAPTION_DECODERS)
     vocab: int = size_field(4000, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     depth: int = size_field(2, 1000, "layers")
     block: BlockConfig = field(
@@ -74,7 +74,7 @@ class CaptionerConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     sight: str = setting(
-        "image", "image, or blind: a baseline without one", choices=lambda: ENCODERS
+        "image", "image, or blind: a baseline without one", choices=lambda: IMAGE_ENCODERS
     )
 
     @property
@@ -157,7 +157,7 @@ class Blind(nn.Module):
 
 
 # sight -> what makes features of images
-ENCODERS: dict[str, Callable[[EncoderConfig], Any]] = {"image": build_encoder, "blind": Blind}
+IMAGE_ENCODERS: dict[str, Callable[[EncoderConfig], Any]] = {"image": build_encoder, "blind": Blind}
 
 
 # Decoders
@@ -171,7 +171,7 @@ class AttentionTape(ReinforceTape):
         self.weights: list[Tensor] = []  # of all captions of an image, (b, q, s) at each call
 
     def _table(self, calls: list[Tensor], rows: int) -> Tensor:
-        """Return what was recorded for every word of every caption, (n, t, ...).
+        """Records of every word of every caption, (n, t, ...).
 
         A decoder attends for all captions word by word, or for all words of them at once.
         """
@@ -216,7 +216,7 @@ class RecordedSoftmax(SoftAttention):
 class CaptionDecoder(nn.Module):
     """Projected features as the memory, a decoder that reads it, and a vocabulary head."""
 
-    head: Head
+    head: VocabularyLinear
 
     def __init__(self, width: int, memory_width: int, memory_norm: nn.Module):
         super().__init__()
@@ -260,7 +260,7 @@ class RecurrentCaptionDecoder(CaptionDecoder):
         super().__init__(width, memory_width, nn.LayerNorm(width))
         normalises = {**NORMALISES, "softmax": lambda width: RecordedSoftmax()}
         self.inner = RecurrentDecoder(config.cell, config.vocab, width, config.depth, normalises)
-        self.head = Head(width, config.vocab, bias=False)
+        self.head = VocabularyLinear(width, config.vocab, bias=False)
         self.head.weight = self.inner.tokens.weight
         lookup("init", config.init, INITS)(self)
         init_cells(self)
@@ -287,7 +287,7 @@ class RecurrentCaptionDecoder(CaptionDecoder):
 
 
 # name -> the decoder, made from its config and the width of the features
-DECODERS: dict[str, type[TransformerCaptionDecoder] | type[RecurrentCaptionDecoder]] = {
+CAPTION_DECODERS: dict[str, type[TransformerCaptionDecoder] | type[RecurrentCaptionDecoder]] = {
     "transformer": TransformerCaptionDecoder,
     "recurrent": RecurrentCaptionDecoder,
 }
@@ -299,12 +299,12 @@ class Captioner(nn.Module):
     def __init__(self, config: CaptionerConfig):
         super().__init__()
         self.config = config
-        self.encoder = lookup("sight", config.sight, ENCODERS)(config.encoder)
-        decoder = lookup("decoder", config.decoder.kind, DECODERS)
+        self.encoder = lookup("sight", config.sight, IMAGE_ENCODERS)(config.encoder)
+        decoder = lookup("decoder", config.decoder.kind, CAPTION_DECODERS)
         self.decoder = decoder(config.decoder, self.encoder.out_width)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> VocabularyLinear:
         """Return the vocabulary head of the decoder."""
         return self.decoder.head
 

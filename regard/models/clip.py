@@ -69,16 +69,16 @@ class ClipConfig:
         return self.text.block
 
 
-SIDES = ("vision", "text")
+CLIP_SIDES = ("vision", "text")
 # the published model of Radford et al. 2021 with patches of 32 pixels
 PRESETS: dict[str, ClipConfig] = {"clip": ClipConfig()}
 SIZES: dict[str, dict[str, Any]] = {
     name: {
         "width": width,
-        **{f"{side}.depth": depth for side in SIDES},
-        **{f"{side}.block.width": width for side in SIDES},
-        **{f"{side}.block.heads": heads for side in SIDES},
-        **{f"{side}.block.ffn_width": 4 * width for side in SIDES},
+        **{f"{side}.depth": depth for side in CLIP_SIDES},
+        **{f"{side}.block.width": width for side in CLIP_SIDES},
+        **{f"{side}.block.heads": heads for side in CLIP_SIDES},
+        **{f"{side}.block.ffn_width": 4 * width for side in CLIP_SIDES},
     }
     for name, (depth, width, heads) in {
         "tiny": (2, 64, 2),
@@ -108,7 +108,7 @@ class Clip(nn.Module):
             INITS["glorot"](part)
 
     def grid(self, size: Size) -> Size:
-        """Return how many patches an image of (height, width) has in each direction."""
+        """Number of patches of an image of (height, width) in each direction."""
         return self.vision.grid(size)
 
     def features(self, images: Images) -> Vectors:

@@ -25,12 +25,12 @@ from regard.layers.conformer import CONVOLUTION_NORMS, ConformerBlock
 from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.alone import computed_alone, each_alone
 from regard.layers.fast.run import run_blocks
-from regard.layers.heads import POOLERS, Classify, NoHead, TokenClassify
+from regard.layers.heads import POOLERS, ClassificationHead, NoHead, TokenClassify
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, time_grid
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.subsampling import Subsampling, zero_padding
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 from regard.models.decoder import TextDecoder
 from regard.models.state import State
@@ -50,7 +50,7 @@ class ConformerConfig:
     labels: int = setting(0, "labels; a training takes those of the data", min=0, max=10_000_000)
     subsampling: int = setting(4, "frames per vector of the encoder", min=2, max=4)
     channels: int = size_field(144, 2**16, "channels of the subsampling")
-    encoder: str = setting("conformer", "encoder blocks", choices=lambda: ENCODERS)
+    encoder: str = setting("conformer", "encoder blocks", choices=lambda: SPEECH_ENCODERS)
     depth: int = size_field(16, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(144, 4, 576, feed_forward="swish", dropout=0.1)
@@ -99,11 +99,11 @@ def resize(config: ConformerConfig, size: dict[str, Any]) -> ConformerConfig:
     return with_changes(config, {**size, "depth": deeper * size["depth"]})
 
 
-TASKS: dict[str, dict[str, Any]] = {
+CONFORMER_TASKS: dict[str, dict[str, Any]] = {
     "transcribe": {"labels": 0},
     "sounds": {"vocab": 0, "decoder_depth": 0},
 }
-INFO = FamilyInfo("sound", TASKS, PRESETS, SIZES, resize, cost_length=1000)
+INFO = FamilyInfo("sound", CONFORMER_TASKS, PRESETS, SIZES, resize, cost_length=1000)
 
 
 def _conformer(config: ConformerConfig, position: Position, path: float) -> nn.Module:
@@ -117,7 +117,7 @@ def _transformer(config: ConformerConfig, position: Position, path: float) -> nn
 
 # name -> how to make a block of the encoder, and the norm after the last of them
 Make = Callable[[ConformerConfig, Position, float], nn.Module]
-ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
+SPEECH_ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
     "conformer": (_conformer, lambda block: nn.Identity()),
     "transformer": (_transformer, build_final_norm),
 }
@@ -143,7 +143,9 @@ class Decoder(TextDecoder):
 def build_readout(config: ConformerConfig) -> nn.Module:
     """Make what stands on the frames: logits of labels, of CTC, or nothing."""
     if config.labels:
-        return Classify(config.block.width, config.labels, config.block.dropout, config.pool)
+        return ClassificationHead(
+            config.block.width, config.labels, config.block.dropout, config.pool
+        )
     if config.vocab and config.ctc:
         return TokenClassify(config.block.width, config.vocab, 0.0)
     return NoHead()
@@ -187,7 +189,7 @@ class Conformer(nn.Module):
             max_length=config.max_frames,
             bidirectional=True,
         )
-        make, final_norm = lookup("encoder", config.encoder, ENCODERS)
+        make, final_norm = lookup("encoder", config.encoder, SPEECH_ENCODERS)
         self.encoder = nn.ModuleList(
             make(config, of_layer(self.position), path)
             for path in drop_path_schedule(config.drop_path, config.depth)
@@ -198,7 +200,7 @@ class Conformer(nn.Module):
         lookup("init", config.init, INITS)(self)
 
     def out_lengths(self, lengths: Lengths) -> Lengths:
-        """Return how many frames the encoder gives for sounds of so many frames."""
+        """Number of the encoder's frames for sounds of so many frames."""
         return self.stem.out_lengths(lengths)
 
     def encode(
@@ -240,7 +242,7 @@ class Conformer(nn.Module):
         return memories
 
     def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
-        """Return how the encoder's attention is laid over a spectrogram of (mels, frames)."""
+        """Layout of the encoder's attention over a spectrogram of (mels, frames)."""
         columns = int(self.out_lengths(torch.tensor([size[1]])))
         grid = time_grid(columns, self.stride, size[1])
         return {f"encoder.{n}.attention": full_layout(grid, grid) for n in range(len(self.encoder))}
@@ -277,7 +279,7 @@ class Conformer(nn.Module):
         return self._read(memory, lengths)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> VocabularyLinear:
         """Return the head of the decoder."""
         return self._writer.head
 

@@ -15,12 +15,12 @@ from regard.attention.masks import Mask, Padding
 from regard.attention.positions import Position, build_position
 from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
-from regard.layers.embed import TIES, Embed, tie, ties
+from regard.layers.embed import TIES, TokenEmbedding, tie, ties
 from regard.layers.init import distinct_parts
 from regard.layers.recurrent.attention import ReinforceTape
 from regard.layers.recurrent.decoder import RecurrentState
 from regard.layers.shapes import Vectors
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
 from regard.settings import setting
@@ -44,14 +44,14 @@ class ConvolutionalConfig(EncoderDecoderConfig):
     encoder_depth: int = size_field(15, 1000, "encoder layers")
     decoder_depth: int = size_field(15, 1000, "decoder layers")
     block: GatedConfig = field(default_factory=GatedConfig)
-    position: str = setting("learned", "position embedding", choices=lambda: ADDED)
+    position: str = setting("learned", "position embedding", choices=lambda: ADDED_POSITIONS)
     tie: str = setting("all", "tied embeddings", choices=TIES)
     max_length: int = size_field(1024, 10_000_000, "maximum positions")
     head_bias: bool = setting(False, "bias of the vocabulary head")
 
 
 # positions that are added to embeddings
-ADDED = dict.fromkeys(["learned", "sinusoidal", "none"])
+ADDED_POSITIONS = dict.fromkeys(["learned", "sinusoidal", "none"])
 
 PRESETS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
 
@@ -85,7 +85,7 @@ class Normed(nn.Module):
         return F.linear(x, self.direction * scale.unsqueeze(1), self.bias)
 
 
-class Gated(nn.Module):
+class GatedConvolution(nn.Module):
     """A convolution of width `kernel` and a gated linear unit."""
 
     def __init__(self, config: GatedConfig):
@@ -107,7 +107,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: GatedConfig):
         super().__init__()
-        self.gated = Gated(config)
+        self.gated = GatedConvolution(config)
         before = (config.kernel - 1) // 2
         self.around = (0, 0, before, config.kernel - 1 - before)
 
@@ -134,7 +134,15 @@ class Cross(nn.Module):
         values: Float[Tensor, "b s w"],
         mask: Mask | None,
     ) -> Float[Tensor, "b q w"]:
-        """Return the weighted mean of the values, scaled by the root of their number."""
+        """Return the weighted mean of the values, scaled by the root of their number.
+
+        Args:
+            x: states of the decoder
+            words: embeddings of its words
+            keys: outputs of the encoder
+            values: outputs of the encoder plus embeddings
+            mask: which places are real
+        """
         q = (self.ask(x) + words) * HALF
         seen = attend(
             q.unsqueeze(1),
@@ -155,7 +163,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: GatedConfig):
         super().__init__()
-        self.gated = Gated(config)
+        self.gated = GatedConvolution(config)
         self.cross = Cross(config.width)
 
     def forward(
@@ -182,9 +190,9 @@ class Convolutional(StatefulDecoder):
         block = config.block
         width = block.width
         tie_sides, tie_head = ties(config)
-        lookup("position", config.position, ADDED)
+        lookup("position", config.position, ADDED_POSITIONS)
 
-        def embed(vocab: int, both: bool) -> Embed:
+        def embed(vocab: int, both: bool) -> TokenEmbedding:
             position: Position = build_position(
                 config.position,
                 width,
@@ -193,7 +201,7 @@ class Convolutional(StatefulDecoder):
                 max_length=config.max_length,
                 bidirectional=both,
             )
-            return Embed(vocab, width, position, 1.0, block.dropout)
+            return TokenEmbedding(vocab, width, position, 1.0, block.dropout)
 
         self.source, self.target = (
             embed(config.source_vocab, True),
@@ -206,7 +214,7 @@ class Convolutional(StatefulDecoder):
         self.source_out, self.target_out = Normed(width, width), Normed(width, width)
         self.encoder = nn.ModuleList(EncoderLayer(block) for _ in range(config.encoder_depth))
         self.decoder = nn.ModuleList(DecoderLayer(block) for _ in range(config.decoder_depth))
-        self.head = Head(width, config.target_vocab, bias=config.head_bias)
+        self.head = VocabularyLinear(width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
         for part in distinct_parts(self):

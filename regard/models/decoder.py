@@ -11,12 +11,12 @@ from regard.attention.masks import Causal, Mask
 from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.half import half_memories
 from regard.layers.fast.kernels import CrossMemory, reads_memory
 from regard.layers.fast.run import run_blocks
 from regard.layers.shapes import Ids, Vectors
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.state import State, take_caches
 
 
@@ -35,7 +35,7 @@ class TransformerDecoder(nn.ModuleList):
 
     def forward(
         self,
-        embed: Embed,
+        embed: TokenEmbedding,
         target: Int[Tensor, "n t"],
         memory: Float[Tensor, "b s w"],
         memory_mask: Mask | None = None,
@@ -64,7 +64,7 @@ class TransformerDecoder(nn.ModuleList):
         caches = take_caches(layers, len(memory), memory)
         return State(caches, capacity, memories=memories, mask=mask)
 
-    def step(self, embed: Embed, ids: Ids, state: State) -> Vectors:
+    def step(self, embed: TokenEmbedding, ids: Ids, state: State) -> Vectors:
         """Return the last vectors of the next tokens of all hypotheses."""
         at, everything, mask = state.take(ids.shape[1])
         x = embed(ids.reshape(state.sentences, -1), at)
@@ -80,10 +80,18 @@ class TextDecoder(nn.Module):
     def add_parts(
         self, vocab: int, block: BlockConfig, depth: int, position: str, max_length: int
     ) -> None:
-        """Add embeddings, blocks, the last norm and the head."""
+        """Add embeddings, blocks, the last norm and the head.
+
+        Args:
+            vocab: number of tokens
+            block: sizes and parts of a block
+            depth: number of blocks
+            position: key of POSITIONS
+            max_length: longest text
+        """
         place = block_position(position, block, max_length=max_length)
-        self.embed = Embed(vocab, block.width, place, block.width**0.5, block.dropout)
+        self.embed = TokenEmbedding(vocab, block.width, place, block.width**0.5, block.dropout)
         self.blocks = TransformerDecoder(block, depth, place)
         self.norm = build_final_norm(block)
-        self.head = Head(block.width, vocab, bias=False)
+        self.head = VocabularyLinear(block.width, vocab, bias=False)
         self.head.weight = self.embed.tokens.weight

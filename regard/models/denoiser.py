@@ -14,7 +14,7 @@ from regard.layers.block import BlockConfig, build_attention, build_residual, si
 from regard.layers.layout import Layout, token_grid
 from regard.layers.patches import Patches, check_images
 from regard.layers.shapes import Size
-from regard.layers.windows import WINDOW_POSITIONS, Windows
+from regard.layers.windows import WINDOW_POSITIONS, WindowAttention
 from regard.models.declaration import FamilyInfo, size_table
 from regard.settings import setting
 
@@ -72,7 +72,7 @@ class Around(nn.Module):
         block = config.block
         position = lookup("position", config.position, WINDOW_POSITIONS)
         inside = build_attention(block, position(block.width, block.heads, config.window, 0))
-        self.attention = Windows(inside, config.window, shift, "keep")
+        self.attention = WindowAttention(inside, config.window, shift, "keep")
         self.around_attention = build_residual(block)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y x w"]:
@@ -135,7 +135,7 @@ class Denoiser(nn.Module):
             for part in block.modules():
                 if isinstance(part, Near):
                     part.second.project.weight.data.mul_(self.config.depth**-0.5)
-                if isinstance(part, Windows):
+                if isinstance(part, WindowAttention):
                     part.inside.reset_parameters()
                     nn.init.zeros_(part.inside.out.weight)
         nn.init.zeros_(self.head.project.weight)
@@ -156,7 +156,7 @@ class Denoiser(nn.Module):
         return noise_level(images)
 
     def grid(self, size: Size) -> Size:
-        """Return how many tokens an image of (height, width) has in each direction."""
+        """Number of tokens of an image of (height, width) in each direction."""
         height, width = (-(-n // self.whole) * self.config.window for n in size)
         return height, width
 
@@ -171,7 +171,7 @@ class Denoiser(nn.Module):
         return x
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         layers, grid = {}, self.grid(size)
         whole = token_grid(grid, self.config.patch, size)
         for n, block in enumerate(cast(Sequence[DenoiserBlock], self.blocks)):

@@ -22,8 +22,8 @@ from regard.files.weights import COUNTER, state_of, stored_names
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.settings import fill
 
-FORMAT = 2
-WEIGHTS = "model.safetensors"
+FOLDER_FORMAT = 2
+WEIGHTS_FILE = "model.safetensors"
 REST = "pretraining.safetensors"  # of what an image encoder was pretrained with
 ENCODER = "encoder."  # prefix of the encoder's names there
 MOST_PARAMETERS = 20_000_000_000
@@ -62,9 +62,17 @@ def check_buildable(config: Any) -> None:
 
 
 def save_config(folder: Path, model: nn.Module, *, name: str, task: str, about: dict[str, Any]):
-    """Write config.json: the family, the task, the sizes and parts, and what the task adds."""
+    """Write config.json: the family, the task, the sizes and parts, and what the task adds.
+
+    Args:
+        folder: folder of the model
+        model: model with its config
+        name: key of MODELS
+        task: name of the task
+        about: what the task adds
+    """
     config = {
-        "regard_format": FORMAT,
+        "regard_format": FOLDER_FORMAT,
         "family": name,
         "task": task,
         **about,
@@ -79,7 +87,7 @@ def save_weights(
     folder: Path,
     weights: dict[str, Tensor],
     dtype: torch.dtype | None = None,
-    name: str = WEIGHTS,
+    name: str = WEIGHTS_FILE,
 ):
     """Write model.safetensors; shared weights are written once."""
     tensors = {name: _as_float(tensor.detach(), dtype) for name, tensor in weights.items()}
@@ -107,7 +115,7 @@ def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str,
         raise UsageError(
             f"{path}: a public checkpoint; import it first: regard import {folder} out=runs/mine"
         )
-    if config.get("regard_format") != FORMAT:
+    if config.get("regard_format") != FOLDER_FORMAT:
         raise UsageError(
             f"{path}: not a Regard model (regard_format is {config.get('regard_format')!r})"
         )
@@ -140,10 +148,10 @@ def load_folder(
     verify(folder)
     config = read_config(folder, config)
     settings = model_config(config, folder / "config.json")
-    with _reading(folder, WEIGHTS) as path, safe_open(path, framework="pt") as file:
+    with _reading(folder, WEIGHTS_FILE) as path, safe_open(path, framework="pt") as file:
         count = len(file.keys())
     model = build_on_meta(config["family"], settings, folder / "config.json", count)
-    assign_weights(model, _read_weights(folder, WEIGHTS, state_of(model), device))
+    assign_weights(model, _read_weights(folder, WEIGHTS_FILE, state_of(model), device))
     return model.eval(), config
 
 

@@ -28,7 +28,7 @@ from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
 from regard.layers.norm import NORMS
 from regard.layers.shapes import Ids, Lengths, Vectors
-from regard.layers.vocabulary import CappedHead, Head
+from regard.layers.vocabulary import CappedHead, VocabularyLinear
 from regard.models.declaration import FamilyInfo
 from regard.models.state import State, take_caches
 from regard.settings import setting
@@ -164,7 +164,7 @@ SIZES: dict[str, dict[str, int]] = {
     "base": {"depth": 12, "width": 768, "heads": 12},
     "big": {"depth": 24, "width": 1024, "heads": 16},
 }
-LENGTH = 1024  # tokens that a model of a named size is made for
+TRAINED_LENGTH = 1024  # tokens that a model of a named size is made for
 
 
 def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
@@ -182,12 +182,12 @@ def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
         kv_heads=None if old.kv_heads is None else shared,
         head_width=wide and -(wide // -8) * 8,
     )
-    window = config.window and LENGTH * config.window // config.max_length
-    return replace(config, depth=depth, block=block, max_length=LENGTH, window=window)
+    window = config.window and TRAINED_LENGTH * config.window // config.max_length
+    return replace(config, depth=depth, block=block, max_length=TRAINED_LENGTH, window=window)
 
 
-TASKS = {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}}
-INFO = FamilyInfo("text", TASKS, PRESETS, SIZES, resize)
+GPT_TASKS = {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}}
+INFO = FamilyInfo("text", GPT_TASKS, PRESETS, SIZES, resize)
 
 
 def _none(lengths: Tensor) -> None:
@@ -248,7 +248,7 @@ class GPT(nn.Module):
         )
         self.norm = build_final_norm(block)
         if config.logit_cap is None:
-            self.head = Head(block.width, config.vocab, bias=config.head_bias)
+            self.head = VocabularyLinear(block.width, config.vocab, bias=config.head_bias)
         else:
             sizes = block.width, config.vocab, config.head_bias, config.logit_cap
             self.head = CappedHead(*sizes)
@@ -271,6 +271,13 @@ class GPT(nn.Module):
         Padding comes last, so that no real token attends to it. Packed `documents`, numbered, do
         not attend to each other, and positions are counted from their own beginning. The first
         `prefix` tokens of each text attend to each other in both directions.
+
+        Args:
+            ids: token ids
+            lengths: real tokens of each text; all unless given
+            at: positions; from 0 on unless given
+            documents: number of the packed document that each token belongs to
+            prefix: first tokens of each text that see each other in both directions
         """
         if at is None and documents is not None:
             at = within(documents).unsqueeze(-1)

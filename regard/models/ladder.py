@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.masks import Causal, Mask, Padding
 from regard.attention.multihead import Cache, MultiHead, RowSelect, SelfAttentionInputs
-from regard.attention.positions import ALIASES, with_aliases
+from regard.attention.positions import POSITION_ALIASES, with_aliases
 from regard.attention.watch import watcher
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_attention
@@ -30,14 +30,16 @@ from regard.models.state import State
 from regard.settings import setting
 
 # positions that are added to the input: a recurrence has neither queries nor keys to turn
-POSITIONS = ("none", "sinusoidal", "learned")
+LADDER_POSITIONS = ("none", "sinusoidal", "learned")
 
 
 @dataclass(frozen=True)
 class LadderConfig(GPTConfig):
     """The sizes and parts of a decoder whose attention is one of the rungs."""
 
-    position: str = setting("sinusoidal", "position embedding", choices=with_aliases(POSITIONS))
+    position: str = setting(
+        "sinusoidal", "position embedding", choices=with_aliases(LADDER_POSITIONS)
+    )
     scale_embedding: bool = True
     init: str = "scaled"
     rung: str = setting("gated", "kind of attention", choices=lambda: RUNGS)
@@ -45,7 +47,7 @@ class LadderConfig(GPTConfig):
 
 
 def past_weights(gates: Float[Tensor, "... l"]) -> Float[Tensor, "... l l"]:
-    """Return how much a gated unit keeps of each of its candidates, from its gates' logits.
+    """Share that a gated unit keeps of each of its candidates, from its gates' logits.
 
     The weights are (prod_{i<j<=t} u_j) (1 - u_i), and the rest of a row is for h_0 = 0. Their
     logarithms are sums, taken in fp64: differences of long sums lose too much in fp32.
@@ -317,8 +319,8 @@ INFO = FamilyInfo("text", {"language": {}}, PRESETS, SIZES, resize)
 
 def check(config: LadderConfig) -> None:
     """Refuse parts of a decoder that not every rung has."""
-    position = ALIASES.get(config.position, config.position)
-    lookup("position of a ladder", position, dict.fromkeys(POSITIONS))
+    position = POSITION_ALIASES.get(config.position, config.position)
+    lookup("position of a ladder", position, dict.fromkeys(LADDER_POSITIONS))
     plain, block = GPTConfig(), BlockConfig()
     for part, usual, names in (
         (config, plain, ("window", "prompt")),

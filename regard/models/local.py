@@ -16,7 +16,7 @@ from regard.errors import UsageError, lookup
 from regard.layers.block import prob_field, size_field
 from regard.layers.convolution import ConvNorm, identity, relu
 from regard.layers.depth import drop_path, drop_path_schedule
-from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.heads import POOLINGS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.patches import check_images
 from regard.layers.shapes import Images, Size, Vectors
@@ -43,7 +43,7 @@ class LocalConfig(ConvolutionConfig):
     channels_per_head: int = setting(8, "channels per head", min=1, max=1024)
     prior_width: int = size_field(8, 4096, "width of the network of offsets")
     relation: str = setting("product", "score of a pair of pixels", choices=lambda: RELATIONS)
-    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    pool: str = setting("mean", "pooling", choices=POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
 
 
@@ -67,7 +67,7 @@ INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES)
 
 # the score of keys outside of the image, so that their weight is zero
 OUTSIDE = -1e9
-TILE = 4  # queries to a side of a tile
+QUERY_TILE = 4  # queries to a side of a tile
 
 # name -> how two numbers are related
 RELATIONS: dict[str, Dot | Gaussian] = {"product": Dot(1.0), "squared": Gaussian(0.5**0.5)}
@@ -80,6 +80,15 @@ class LocalRelation(nn.Module):
     is their product or minus their squared difference, g a small network of the offset; the values
     are x itself, and `out` mixes its channels afterwards. Queries are taken in square tiles with
     all keys that any of them may see, so that the cost is linear in the pixels.
+
+    Args:
+        width: channels
+        window: side of the window, an odd number
+        channels_per_head: channels that share a query and a key
+        stride: steps between queries
+        relation: key of RELATIONS
+        prior_width: width of the network of offsets
+        out: mixes the channels of the output
     """
 
     def __init__(
@@ -111,19 +120,19 @@ class LocalRelation(nn.Module):
         self.out = nn.Linear(width, width, bias=False) if out is None else out
 
     def grid(self, grid: Size) -> Size:
-        """Return how many queries a grid of (height, width) has in each direction."""
+        """Number of queries of a grid of (height, width) in each direction."""
         return -(-grid[0] // self.stride), -(-grid[1] // self.stride)
 
     def place(self, height: int, width: int) -> Int[Tensor, "tiles keys"]:
-        """Return which place of a grid, row by row, each key of a tile has; -1 is outside."""
+        """Place on the grid, row by row, of each key of a tile; -1 is outside."""
         return _keys(height, width, self.window, self.stride)
 
     def asked(self, height: int, width: int) -> Int[Tensor, "tiles queries"]:
-        """Return which place of the grid of queries each query of a tile has; -1 is padding."""
+        """Place on the grid of queries of each query of a tile; -1 is padding."""
         return _queries(*self.grid((height, width)))
 
     def laid_out(self, grid: Size, stride: int, size: Size) -> Layout:
-        """Return how the layer on a grid of a stride is laid over an image of (height, width)."""
+        """Layout of the layer on a grid of a stride over an image of (height, width)."""
         queries = token_grid(self.grid(grid), stride * self.stride, size)
         near = torch.stack([row.nonzero().squeeze(1) for row in self.bias()[0].isfinite()])
         tokens = self.asked(*grid), self.place(*grid)
@@ -164,9 +173,11 @@ class LocalRelation(nn.Module):
 
     def _lay(self, y: Tensor, b: int, grid: Size) -> Tensor:
         """Lay tiles (b * tiles, groups, queries, w / groups) back as a grid (b, y, x, w)."""
-        rows, columns = (-(-n // TILE) for n in grid)
-        y = y.view(b, rows, columns, self.groups, TILE, TILE, -1).permute(0, 1, 4, 2, 5, 3, 6)
-        y = y.reshape(b, rows * TILE, columns * TILE, -1)
+        rows, columns = (-(-n // QUERY_TILE) for n in grid)
+        y = y.view(b, rows, columns, self.groups, QUERY_TILE, QUERY_TILE, -1).permute(
+            0, 1, 4, 2, 5, 3, 6
+        )
+        y = y.reshape(b, rows * QUERY_TILE, columns * QUERY_TILE, -1)
         return y[:, : grid[0], : grid[1], : self.width]
 
 
@@ -186,14 +197,14 @@ def _squares(grid: Size, side: int, step: int, before: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _keys(height: int, width: int, window: int, stride: int) -> Tensor:
     with torch.inference_mode(False), torch.device("cpu"):
-        side = (TILE - 1) * stride + window
-        return _squares((height, width), side, TILE * stride, window // 2)
+        side = (QUERY_TILE - 1) * stride + window
+        return _squares((height, width), side, QUERY_TILE * stride, window // 2)
 
 
 @lru_cache(maxsize=64)
 def _queries(height: int, width: int) -> Tensor:
     with torch.inference_mode(False), torch.device("cpu"):
-        return _squares((height, width), TILE, TILE, 0)
+        return _squares((height, width), QUERY_TILE, QUERY_TILE, 0)
 
 
 @lru_cache(maxsize=64)
@@ -208,13 +219,13 @@ def _offsets(window: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 def _seen(window: int, stride: int, device: torch.device) -> Tensor:
     """Number the place of each key of a tile in the window of each query; the last is none."""
     with torch.inference_mode(False):
-        side = (TILE - 1) * stride + window
-        first = torch.arange(TILE, device=device).unsqueeze(1) * stride
+        side = (QUERY_TILE - 1) * stride + window
+        first = torch.arange(QUERY_TILE, device=device).unsqueeze(1) * stride
         line = torch.arange(side, device=device) - first
         there = (line >= 0) & (line < window)
         place = line[:, None, :, None] * window + line[:, None, :]
         place = place.masked_fill(~(there[:, None, :, None] & there[:, None, :]), window**2)
-        return place.reshape(TILE**2, side**2)
+        return place.reshape(QUERY_TILE**2, side**2)
 
 
 class RelationNorm(nn.Module):
@@ -244,7 +255,7 @@ def _relation(config: LocalConfig, width: int, stride: int, out: nn.Module | Non
     )
 
 
-class SmallStem(nn.Module):
+class SmallLocalStem(nn.Module):
     """Every pixel by itself, then a relation that halves the image.
 
     What mixes the channels here is what comes before the relation, so nothing does after it.
@@ -262,7 +273,7 @@ class SmallStem(nn.Module):
         return self.relation(self.first(x))
 
 
-class LargeStem(SmallStem):
+class LargeLocalStem(SmallLocalStem):
     """The same, and the largest of 3x3, which halves once more."""
 
     halves = 2
@@ -272,11 +283,20 @@ class LargeStem(SmallStem):
         return F.max_pool2d(super().forward(x), 3, 2, 1)
 
 
-STEMS: dict[str, type[SmallStem]] = {"large": LargeStem, "small": SmallStem}
+LOCAL_STEMS: dict[str, type[SmallLocalStem]] = {"large": LargeLocalStem, "small": SmallLocalStem}
 
 
 class RelationBlock(nn.Module):
-    """A bottleneck, relu(x + f(x)), with a local relation; x is projected if its shape changes."""
+    """A bottleneck, relu(x + f(x)), with a local relation; x is projected if its shape changes.
+
+    Args:
+        config: parts of the model
+        channels: channels of the input
+        inner: channels inside
+        width: channels of the output
+        stride: stride of the relation
+        path: probability of stochastic depth
+    """
 
     def __init__(
         self, config: LocalConfig, channels: int, inner: int, width: int, stride: int, path: float
@@ -295,14 +315,6 @@ class RelationBlock(nn.Module):
         return relu(drop_path(y, self.path, self.training) + self.short(x))
 
 
-# name -> how to make it from the width
-POOLS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
-    "mean": Mean,
-    "max": Max,
-    "attention": Attentive,
-}
-
-
 class Local(ConvolutionModel):
     """A local relation network: stages of residual blocks of attention within small windows.
 
@@ -318,7 +330,7 @@ class Local(ConvolutionModel):
                 f"{config.depths}; each needs a number for every stage, of which there are 1 to 19"
             )
         self.out_width = config.widths[-1]
-        self.stem = lookup("stem", config.stem, STEMS)(config)
+        self.stem = lookup("stem", config.stem, LOCAL_STEMS)(config)
         paths = iter(drop_path_schedule(config.drop_path, sum(config.depths)))
         self.stages = nn.ModuleList()
         channels = config.stem_width
@@ -330,7 +342,7 @@ class Local(ConvolutionModel):
                 stage.append(RelationBlock(config, channels, inner, width, stride, next(paths)))
                 channels = width
             self.stages.append(stage)
-        self.pool = lookup("pool", config.pool, POOLS)(self.out_width)
+        self.pool = lookup("pool", config.pool, POOLINGS)(self.out_width)
         self.head = build_head(self.out_width, config.labels)
         self.init_convolutions()
 
@@ -345,7 +357,7 @@ class Local(ConvolutionModel):
         return x.permute(0, 2, 3, 1).flatten(1, 2)
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         layers = {"stem.relation.relation": self.stem.relation.relation.laid_out(size, 1, size)}
         grid, stride = size, 1
         for _ in range(self.stem.halves):

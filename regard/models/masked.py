@@ -60,7 +60,7 @@ def _restored(predicted: Tensor, units: Tensor) -> Tensor:
 
 
 # name -> pixels as they are, or normalised within each unit
-TARGETS: dict[str, Target] = {
+MASKED_TARGETS: dict[str, Target] = {
     "pixels": Target(lambda units: units, lambda predicted, units: predicted),
     "normalised": Target(_normalised, _restored),
 }
@@ -72,11 +72,11 @@ def ordered(noise: Float[Tensor, "b u"], mask_share: float) -> tuple[Int[Tensor,
 
 
 def visible_count(units: int, mask_share: float) -> int:
-    """Return how many of the units of an image are visible."""
+    """Number of visible units of an image."""
     return max(1, int(units * (1 - mask_share)))
 
 
-class Predicted(NamedTuple):
+class MaskedPrediction(NamedTuple):
     """The predictions for every unit, and which of them were masked."""
 
     units: Float[Tensor, "b u p"]
@@ -84,7 +84,15 @@ class Predicted(NamedTuple):
 
 
 class MaskedImageModel(nn.Module):
-    """What both share: an encoder, units of images, and a loss on those that are masked."""
+    """What both share: an encoder, units of images, and a loss on those that are masked.
+
+    Args:
+        encoder: encoder to pretrain
+        config: share of units to mask, and the rest of the objective
+        unit: side of a unit in pixels
+        target: what is predicted of a unit
+        power: power of the error
+    """
 
     def __init__(self, encoder: ViT | Swin, config: Any, unit: int, target: Target, power: int):
         super().__init__()
@@ -92,11 +100,11 @@ class MaskedImageModel(nn.Module):
         self.target, self.power = target, power
 
     def masked_count(self, units: int) -> int:
-        """Return how many units are masked of so many."""
+        """Number of masked units of so many."""
         return units - visible_count(units, self.config.mask_share)
 
     def size(self, images: Tensor) -> Size:
-        """Return how many units images have in each direction."""
+        """Number of units of images in each direction."""
         return self.encoder.grid((images.shape[2], images.shape[3]))
 
     def units(self, images: Images) -> Float[Tensor, "b u p"]:
@@ -129,7 +137,7 @@ class MAEConfig:
     """The mask ratio, the target of the prediction, and the sizes of the decoder."""
 
     mask_share: float = setting(0.75, "share of the image that is masked", min=0, max=0.99)
-    target: str = setting("normalised", "what is predicted", choices=TARGETS)
+    target: str = setting("normalised", "what is predicted", choices=MASKED_TARGETS)
     depth: int = size_field(2, 1000, "decoder layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
@@ -152,7 +160,7 @@ class MAE(MaskedImageModel):
                 "patches that are masked must not be seen by their neighbours, so objective=masked "
                 "needs a vit with stem=patches, or a swin"
             )
-        target = lookup("target", config.target, TARGETS)
+        target = lookup("target", config.target, MASKED_TARGETS)
         super().__init__(encoder, config, encoder.config.patch, target, 2)
         outer, block = encoder.config, config.block
         self.before = outer.tokens
@@ -179,7 +187,7 @@ class MAE(MaskedImageModel):
         first = at[: self.before].expand(len(order), -1, -1)
         return self.encoder.encode(tokens, torch.cat([first, at[self.before :][order]], 1))
 
-    def forward(self, images: Images, noise: Float[Tensor, "b u"]) -> Predicted:
+    def forward(self, images: Images, noise: Float[Tensor, "b u"]) -> MaskedPrediction:
         """Predict every patch of images from those that are visible."""
         order, kept = ordered(noise, self.config.mask_share)
         x = self.enter(self.features(images, order[:, :kept]))
@@ -190,7 +198,7 @@ class MAE(MaskedImageModel):
         x = torch.cat([x[:, : self.before], grid], 1) + self.position.over(self.size(images))
         at = grid_at(*self.size(images), self.before, images.device)
         x = run_blocks(self.blocks, x, norm=self.norm, at=at)
-        return Predicted(self.paint(x)[:, self.before :], back >= kept)
+        return MaskedPrediction(self.paint(x)[:, self.before :], back >= kept)
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,7 @@ class SimMIMConfig:
     """The mask ratio, and the target of the prediction."""
 
     mask_share: float = setting(0.6, "share of the image that is masked", min=0, max=0.99)
-    target: str = setting("pixels", "what is predicted", choices=TARGETS)
+    target: str = setting("pixels", "what is predicted", choices=MASKED_TARGETS)
 
 
 class SimMIM(MaskedImageModel):
@@ -214,7 +222,7 @@ class SimMIM(MaskedImageModel):
             raise UsageError("SimMIM masks the patches of a swin; choose family=swin")
         outer = encoder.config
         unit = outer.patch << (len(outer.depths) - 1)
-        super().__init__(encoder, config, unit, lookup("target", config.target, TARGETS), 1)
+        super().__init__(encoder, config, unit, lookup("target", config.target, MASKED_TARGETS), 1)
         self.mask = nn.Embedding(1, outer.block.width)
         self.paint = nn.Linear(encoder.out_width, outer.channels * unit**2)
         for part in (self.mask, self.paint):
@@ -229,8 +237,8 @@ class SimMIM(MaskedImageModel):
         hidden = grid[:, : x.shape[1], : x.shape[2], None]
         return self.encoder.encode(torch.where(hidden, self.mask.weight.to(x.dtype)[0], x))
 
-    def forward(self, images: Images, noise: Float[Tensor, "b u"]) -> Predicted:
+    def forward(self, images: Images, noise: Float[Tensor, "b u"]) -> MaskedPrediction:
         """Predict every unit of images from those that are visible."""
         order, kept = ordered(noise, self.config.mask_share)
         masked = order.argsort(1) >= kept
-        return Predicted(self.paint(self.features(images, masked)), masked)
+        return MaskedPrediction(self.paint(self.features(images, masked)), masked)

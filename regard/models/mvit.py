@@ -50,11 +50,13 @@ class MViTConfig:
     kernel: int = size_field(3, 63, "kernel size of the pooling")
     key_stride: int = size_field(4, 2**12, "stride of keys and values in the first stage")
     pooled_queries: str = setting("all", "queries that are pooled", choices=lambda: POOLED_QUERIES)
-    residual: str = setting("query", "residual of the pooled queries", choices=lambda: RESIDUALS)
-    position: str = setting("decomposed", "position embedding", choices=lambda: PLACES)
+    residual: str = setting(
+        "query", "residual of the pooled queries", choices=lambda: POOLED_RESIDUALS
+    )
+    position: str = setting("decomposed", "position embedding", choices=lambda: MVIT_POSITIONS)
     widen: str = setting("attention", "where the width grows", choices=lambda: WIDEN)
     tokens: int = setting(0, "class tokens", min=0, max=1)
-    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    pool: str = setting("mean", "pooling", choices=lambda: MVIT_POOLS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
 
@@ -98,6 +100,13 @@ class PoolHeads(nn.Module):
     """norm(w * x): each channel of a head over the grid by a small convolution, with a stride.
 
     All heads share the weights; tokens before the grid are only normalised.
+
+    Args:
+        width: width of a head
+        kernel: side of the convolution
+        stride: stride of the convolution
+        tokens: tokens before the grid
+        norm: norm of the output
     """
 
     def __init__(self, width: int, kernel: int, stride: int, tokens: int, norm: nn.Module):
@@ -109,7 +118,7 @@ class PoolHeads(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def grid(self, grid: Size) -> Size:
-        """Return what remains of a grid of (height, width)."""
+        """Grid that remains of (height, width) after pooling."""
         height, width = (
             (n + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1 for n in grid
         )
@@ -182,7 +191,7 @@ class Decomposed(nn.Module):
     def bias(
         self, q: Float[Tensor, "b h q d"], q_grid: Size, k_grid: Size
     ) -> Float[Tensor, "b h q k"]:
-        """Return what the queries make of the distances to all keys."""
+        """Scores of the queries with the distances to all keys."""
         asked = q[:, :, self.tokens :].unflatten(2, q_grid)
         rows = self._between(self.rows, q_grid[0], k_grid[0])
         columns = self._between(self.columns, q_grid[1], k_grid[1])
@@ -225,13 +234,13 @@ def _alone(y: Tensor, q: Tensor) -> Tensor:
 
 
 # name -> what is added to the first tokens, and the bias of a layer
-PLACES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
+MVIT_POSITIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
     "decomposed": (lambda *sizes: Unpooled(), Decomposed),
     "learned": (LearnedPosition, lambda *sizes: NoBias()),
     "none": (lambda *sizes: Unpooled(), lambda *sizes: NoBias()),
 }
 # name -> what becomes of the average y, with the pooled queries q
-RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+POOLED_RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "query": torch.add,
     "none": _alone,
 }
@@ -254,6 +263,14 @@ class PooledAttention(nn.Module):
 
     Fewer queries make a smaller grid, fewer keys and values cheaper attention (Fan et al. 2021);
     the pooled queries may be added to the output (Li et al. 2022).
+
+    Args:
+        config: parts of the model
+        block: sizes and parts of the block
+        width: width of the input
+        stride: stride of the queries
+        key_stride: stride of the keys and values
+        made_for: side of the grid that positions are learned for
     """
 
     def __init__(
@@ -284,10 +301,10 @@ class PooledAttention(nn.Module):
         self.pool_k = pool(key_stride, KEY_NORMS.get(block.norm, block.norm))
         self.pool_v = pool(key_stride)
         lengths = [part.grid((made_for, 1))[0] for part in (self.pool_q, self.pool_k)]
-        position = lookup("position", config.position, PLACES)[1]
+        position = lookup("position", config.position, MVIT_POSITIONS)[1]
         self.position = position(head_width, max(lengths), config.tokens)
         self.score = build_score(block.score, head_width, block.heads)
-        self.residual = lookup("residual", config.residual, RESIDUALS)
+        self.residual = lookup("residual", config.residual, POOLED_RESIDUALS)
 
     def grids(self, grid: Size) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the grids of the queries and of the keys."""
@@ -330,7 +347,17 @@ def _skip(width: int, out_width: int) -> Skip | ProjectSkip:
 
 
 class PooledBlock(nn.Module):
-    """Pooling attention, then a feed-forward network; the skip around attention is pooled, too."""
+    """Pooling attention, then a feed-forward network; the skip around attention is pooled, too.
+
+    Args:
+        config: parts of the model
+        block: sizes and parts of the block
+        widths: width of the input and of the output
+        stride: stride of the queries
+        key_stride: stride of the keys and values
+        made_for: side of the grid that positions are learned for
+        path: probability of stochastic depth
+    """
 
     def __init__(
         self,
@@ -365,7 +392,7 @@ class PooledBlock(nn.Module):
         return self._add(self.past_feed_forward(x, normed), self.feed_forward(normed))
 
 
-POOLS: dict[str, Callable[[int], nn.Module]] = {
+MVIT_POOLS: dict[str, Callable[[int], nn.Module]] = {
     "mean": GridMean,
     "first": lambda tokens: FirstTokens(1),
 }
@@ -401,7 +428,7 @@ class MViT(VisionModel):
             self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, block.width))
         elif config.pool == "first":
             raise UsageError("pool=first with tokens=0; choose tokens=1, or pool=mean")
-        place = lookup("position", config.position, PLACES)[0]
+        place = lookup("position", config.position, MVIT_POSITIONS)[0]
         self.position = place(block.width, grid, config.tokens)
         stage_of = [n for n, depth in enumerate(config.depths) for _ in range(depth)]
         widths = [block.width << stage for stage in stage_of]
@@ -422,12 +449,12 @@ class MViT(VisionModel):
             grid = made.attention.grids(grid)[0]
         self.out_width = widths[-1]
         self.norm = build_norm(replace(block, width=self.out_width))
-        self.pool = lookup("pool", config.pool, POOLS)(config.tokens)
+        self.pool = lookup("pool", config.pool, MVIT_POOLS)(config.tokens)
         self.head = build_head(self.out_width, config.labels)
         lookup("init", config.init, INITS)(self)
 
     def grid(self, size: Size) -> Size:
-        """Return how many tokens the last stage has in each direction for (height, width)."""
+        """Number of tokens of the last stage in each direction for (height, width)."""
         grid = self.stem.grid(size)
         for block in cast(Sequence[PooledBlock], self.blocks):
             grid = block.attention.grids(grid)[0]
@@ -445,7 +472,7 @@ class MViT(VisionModel):
         return self.norm(x)
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         layers, grid, stride = {}, self.stem.grid(size), self.config.stride
         for n, block in enumerate(cast(Sequence[PooledBlock], self.blocks)):
             pools = block.attention.pool_q, block.attention.pool_k

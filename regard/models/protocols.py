@@ -44,7 +44,7 @@ class LaidOut(Protocol):
     """A model whose attention can be laid over an image."""
 
     def layout(self, size: tuple[int, int]) -> dict[str, Layout]:
-        """Return how each layer is laid over an image of (height, width), by its map's name."""
+        """Layout of each layer over an image of (height, width), by its map's name."""
         ...
 
 
@@ -59,7 +59,7 @@ class ImageEncoder(Model, LaidOut, Protocol):
         ...
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return how many features an image of (height, width) has in each direction."""
+        """Number of features of an image of (height, width) in each direction."""
         ...
 
     def features(self, images: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ class MaskedPretrainer(Pretrainer, Protocol):
     """A pretrainer that masks patches of images."""
 
     def masked_count(self, tokens: int) -> int:
-        """Return how many of so many patches are masked."""
+        """Number of masked patches of so many."""
         ...
 
     def size(self, images: Tensor) -> tuple[int, int]:
-        """Return how many patches images have in each direction."""
+        """Number of patches of images in each direction."""
         ...
 
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from regard.layers.recurrent.decoder import (
     RecurrentState,
     build_cells,
 )
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.stateful import StatefulDecoder
 from regard.settings import setting
@@ -34,7 +34,9 @@ class RecurrentConfig(EncoderDecoderConfig):
     encoder_depth: int = size_field(1, 1000, "encoder layers")
     decoder_depth: int = size_field(1, 1000, "decoder layers")
     block: CellConfig = field(default_factory=CellConfig)
-    direction: str = setting("both", "reading direction of the encoder", choices=lambda: DIRECTIONS)
+    direction: str = setting(
+        "both", "reading direction of the encoder", choices=lambda: READING_DIRECTIONS
+    )
     tie: str = setting("all", "tied embeddings", choices=TIES)
     max_length: int = size_field(1024, 10_000_000, "maximum positions")
     head_bias: bool = setting(False, "bias of the vocabulary head")
@@ -42,7 +44,7 @@ class RecurrentConfig(EncoderDecoderConfig):
 
 
 # name -> for each network of the encoder, whether it runs backward
-DIRECTIONS: dict[str, tuple[bool, ...]] = {
+READING_DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
     "backward": (True,),
     "both": (False, True),
@@ -96,7 +98,7 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: CellConfig, depth: int, direction: str):
         super().__init__()
-        self.from_end = lookup("direction", direction, DIRECTIONS)
+        self.from_end = lookup("direction", direction, READING_DIRECTIONS)
         self.width, self.drop = config.width, config.dropout
         ways, width = len(self.from_end), config.width
         inner = [width] + [ways * width] * (depth - 1)
@@ -158,7 +160,7 @@ class Recurrent(StatefulDecoder):
         )
         if tie_sides:
             tie(self.decoder.tokens, self.source)
-        self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = VocabularyLinear(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.decoder.tokens.weight
         lookup("init", config.init, INITS)(self)

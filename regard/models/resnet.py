@@ -33,7 +33,7 @@ class ResNetConfig(ConvolutionConfig):
 
     widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16, "widths of each stage")
     depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000, "layers of each stage")
-    kind: str = setting("basic", "residual block", choices=lambda: KINDS)
+    kind: str = setting("basic", "residual block", choices=lambda: RESIDUAL_LAYERS)
     # how many blocks of attention each stage has, evenly between its other blocks
     attention: tuple[int, ...] = setting((), "blocks of attention in each stage", min=0, max=1000)
     head_width: int = size_field(32, 2**12, "width of a head")
@@ -116,7 +116,10 @@ class SmallStem(nn.Module):
         return self.first(x)
 
 
-STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {"large": LargeStem, "small": SmallStem}
+RESNET_STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {
+    "large": LargeStem,
+    "small": SmallStem,
+}
 
 
 def _basic(channels: int, width: int, stride: int) -> list[ConvNorm]:
@@ -134,18 +137,26 @@ def _bottleneck(channels: int, width: int, stride: int) -> list[ConvNorm]:
     ]
 
 
-KINDS: dict[str, Callable[[int, int, int], list[ConvNorm]]] = {
+RESIDUAL_LAYERS: dict[str, Callable[[int, int, int], list[ConvNorm]]] = {
     "basic": _basic,
     "bottleneck": _bottleneck,
 }
 
 
-class Residual(nn.Module):
-    """relu(x + f(x)), where f is a few convolutions and x is projected if its shape changes."""
+class ResidualBlock(nn.Module):
+    """relu(x + f(x)), where f is a few convolutions and x is projected if its shape changes.
+
+    Args:
+        kind: key of RESIDUAL_LAYERS
+        channels: channels of the input
+        width: channels of the output
+        stride: stride of the block
+        path: probability of stochastic depth
+    """
 
     def __init__(self, kind: str, channels: int, width: int, stride: int, path: float):
         super().__init__()
-        self.layers = nn.Sequential(*lookup("kind", kind, KINDS)(channels, width, stride))
+        self.layers = nn.Sequential(*lookup("kind", kind, RESIDUAL_LAYERS)(channels, width, stride))
         same = channels == width and stride == 1
         self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, identity)
         self.path = path
@@ -208,7 +219,7 @@ class ResNet(ConvolutionModel):
                 "each needs a number for every stage"
             )
         self.out_width = config.widths[-1]
-        self.stem = lookup("stem", config.stem, STEMS)(config.channels, config.stem_width)
+        self.stem = lookup("stem", config.stem, RESNET_STEMS)(config.channels, config.stem_width)
         orders = [_spread(*pair) for pair in zip(config.depths, attention, strict=True)]
         paths = iter(drop_path_schedule(config.drop_path, sum(map(len, orders))))
         self.stages = nn.ModuleList()
@@ -220,7 +231,7 @@ class ResNet(ConvolutionModel):
                 if looks:
                     stage.append(GridAttention(config, width, next(paths)))
                 else:
-                    stage.append(Residual(config.kind, channels, width, stride, next(paths)))
+                    stage.append(ResidualBlock(config.kind, channels, width, stride, next(paths)))
                 channels = width
             self.stages.append(stage)
         # the output of attention has not been through a rectifier and a norm
@@ -240,7 +251,7 @@ class ResNet(ConvolutionModel):
         return self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         layers, grid, stride = {}, size, 1
         for _ in range(self.stem.halves):
             grid, stride = halve(grid), 2 * stride

@@ -21,7 +21,7 @@ from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.grid import build_grid_position
-from regard.layers.heads import POOLERS, Classify
+from regard.layers.heads import POOLERS, ClassificationHead
 from regard.layers.init import INITS
 from regard.layers.shapes import Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table
@@ -79,7 +79,7 @@ def build_series_position(config: SeriesConfig, chunks: Chunks) -> Position:
     return block_position(config.position, block, base=base, max_length=most, bidirectional=True)
 
 
-class Series(nn.Module):
+class SeriesEncoder(nn.Module):
     """An encoder of series of numbers: self-attention between all chunks of one, and a head.
 
     What is true of series (time, channels) is true of any array (n1, ..., nr, channels); the first
@@ -99,9 +99,9 @@ class Series(nn.Module):
             for path in drop_path_schedule(config.drop_path, config.depth)
         )
         self.norm = build_final_norm(block)
-        self.head = Classify(block.width, config.labels, config.head_dropout, config.pool)
+        self.head = ClassificationHead(block.width, config.labels, config.head_dropout, config.pool)
         lookup("init", config.init, INITS)(self)
-        self.members = Ensemble(Series, config)
+        self.members = Ensemble(SeriesEncoder, config)
 
     def hidden(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None

@@ -19,7 +19,15 @@ def take_caches(
     least: int = 0,
     kind: type[Cache] = Cache,
 ) -> list[Cache]:
-    """Allocate the caches of a model's layers for some sentences."""
+    """Allocate the caches of a model's layers for some sentences.
+
+    Args:
+        layers: attention layers
+        sentences: texts
+        like: tensor whose dtype and device the memory has
+        least: keys that there must be memory for
+        kind: class of the caches
+    """
     room = max(ROOM, least)
     return [kind(sentences, layer.kv_heads, room, layer.head_width, like) for layer in layers]
 
@@ -44,6 +52,14 @@ class State:
 
     The caches may hold a prompt already; `prompts` (b) are then the numbers of its real tokens,
     which differ from sentence to sentence. With a `window`, queries see only that many keys back.
+
+    Args:
+        caches: keys and values of each layer
+        capacity: tokens that there is memory for
+        memories: keys and values of the source for each layer
+        mask: which tokens of the source are real
+        prompts: real tokens of each prompt that the caches hold
+        window: keys that a query sees back
     """
 
     def __init__(
@@ -83,7 +99,7 @@ class State:
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are not finished."""
+        """Number of unfinished sentences."""
         return len(self.caches[0].v)
 
     def take(self, tokens: int) -> tuple[Tensor, Tensor, Mask | None]:
@@ -113,7 +129,7 @@ class State:
         return at, everything, mask
 
     def _look(self, tokens: int) -> Mask | None:
-        """Return which keys new tokens of each hypothesis see, themselves among them."""
+        """Mask of the keys that new tokens of each hypothesis see, themselves among them."""
         if self.seen is None:
             return None if tokens == 1 else Causal(self.caches[0].length)
         each = self.hypotheses

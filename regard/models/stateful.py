@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from regard.layers.recurrent.attention import ReinforceTape
 from regard.layers.recurrent.decoder import RecurrentState
 from regard.layers.shapes import Ids, Lengths
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 
 
 class StatefulDecoder(nn.Module):
     """An encoder-decoder whose state after a source and some target tokens is of constant size."""
 
-    head: Head
+    head: VocabularyLinear
 
     def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
         """Encode the sources and return the first state."""
@@ -35,7 +35,15 @@ class StatefulDecoder(nn.Module):
         *,
         draws: ReinforceTape | None = None,
     ) -> Float[Tensor, "b t w"]:
-        """Return the decoder's last vectors, before the head; `draws` records hard attention."""
+        """Return the decoder's last vectors, before the head; `draws` records hard attention.
+
+        Args:
+            source: source ids
+            target: target ids that are read
+            source_lengths: real tokens of each source
+            target_lengths: real tokens of each target
+            draws: records the samples of hard attention
+        """
         return self._read(target, self._begin(source, source_lengths), draws)
 
     def forward(self, *texts: Any) -> Float[Tensor, "b t vocab"]:

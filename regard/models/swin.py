@@ -22,13 +22,13 @@ from regard.layers.block import (
 )
 from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
-from regard.layers.heads import Attentive, Max, Mean
+from regard.layers.heads import POOLINGS
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
 from regard.layers.shapes import Images, Size
-from regard.layers.windows import WINDOW_POSITIONS, Windows
+from regard.layers.windows import WINDOW_POSITIONS, WindowAttention
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import VISION_TASKS, VisionModel, build_head
 from regard.settings import setting
@@ -56,14 +56,14 @@ class SwinConfig:
         default_factory=lambda: BlockConfig(96, 3, 384, feed_forward="gelu", dropout=0.0)
     )
     window: int = setting(7, "window of attention in patches; 0: the whole grid", min=0, max=1024)
-    fit: str = setting("input", "what windows are fitted to", choices=lambda: FITS)
+    fit: str = setting("input", "what windows are fitted to", choices=lambda: WINDOW_SIZES)
     position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
     trained: tuple[int, ...] = setting(
         (), "windows that continuous positions were learned with", min=0, max=1024
     )
     key_bias: bool = setting(True, "bias of the keys")
     merge: str = setting("norm_first", "patch merging", choices=lambda: MERGES)
-    pool: str = setting("mean", "pooling", choices=lambda: POOLS)
+    pool: str = setting("mean", "pooling", choices=POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
 
@@ -176,12 +176,10 @@ def _by_image(window: int, grid: int) -> tuple[int, int, str]:
 # name -> window, shift of every second block and what becomes of them on another grid, from the
 # window and the grid of a stage for the image that the model is made for: small images have small
 # windows, or only models for small images do
-FITS: dict[str, Callable[[int, int], tuple[int, int, str]]] = {
+WINDOW_SIZES: dict[str, Callable[[int, int], tuple[int, int, str]]] = {
     "input": _by_input,
     "image": _by_image,
 }
-
-POOLS: dict[str, Callable[[int], nn.Module]] = {"mean": Mean, "max": Max, "attention": Attentive}
 
 
 class Stage(nn.Module):
@@ -192,7 +190,7 @@ class Stage(nn.Module):
         block = stage_block(config, number)
         last = number + 1 == len(config.depths)
         grid = config.image // config.patch >> number
-        window, shift, fit = lookup("fit", config.fit, FITS)(side(config), grid)
+        window, shift, fit = lookup("fit", config.fit, WINDOW_SIZES)(side(config), grid)
         trained = config.trained[number] if config.trained else 0
         position = lookup("position", config.position, WINDOW_POSITIONS)
 
@@ -201,7 +199,7 @@ class Stage(nn.Module):
             inside = build_attention(
                 block, position(block.width, block.heads, window, trained), qkv=qkv
             )
-            windows = Windows(inside, window, shift if number % 2 else 0, fit)
+            windows = WindowAttention(inside, window, shift if number % 2 else 0, fit)
             return build_block(block, path=path, attention=windows)
 
         self.blocks = nn.ModuleList(build(n, path) for n, path in enumerate(paths))
@@ -215,7 +213,7 @@ class Stage(nn.Module):
 
 
 def stage_block(config: SwinConfig, number: int) -> BlockConfig:
-    """Return what the blocks of a stage are made of."""
+    """Config of the blocks of a stage."""
     block = config.block
     if block.kv_heads not in (None, block.heads) or block.head_width is not None:
         raise UsageError("the heads of a stage share its width; leave kv_heads and head_width out")
@@ -263,12 +261,12 @@ class Swin(VisionModel):
         last = stage_block(config, stages - 1)
         self.out_width = last.width
         self.norm = build_norm(last)
-        self.pool = lookup("pool", config.pool, POOLS)(last.width)
+        self.pool = lookup("pool", config.pool, POOLINGS)(last.width)
         self.head = build_head(last.width, config.labels)
         lookup("init", config.init, INITS)(self)
 
     def grid(self, size: Size) -> Size:
-        """Return how many tokens the features of an image of (height, width) have each way."""
+        """Number of tokens of the features of an image of (height, width) in each direction."""
         each = self.config.patch << (len(self.config.depths) - 1)
         height, width = (-(-n // each) for n in size)
         return height, width
@@ -293,14 +291,14 @@ class Swin(VisionModel):
         return self.encode(self.patches(images))
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         stride = self.config.patch
         grid = -(-size[0] // stride), -(-size[1] // stride)
         layers, whole = {}, token_grid(grid, stride, size)
         for n, stage in enumerate(cast(Sequence[Stage], self.stages)):
             whole = token_grid(grid, stride, size)
             for m, block in enumerate(cast(Sequence[EncoderBlock], stage.blocks)):
-                tokens = cast(Windows, block.attention).place(*grid)
+                tokens = cast(WindowAttention, block.attention).place(*grid)
                 name = f"stages.{n}.blocks.{m}.attention.inside"
                 layers[name] = Layout(whole, whole, tokens, tokens)
             grid, stride = halve(grid), 2 * stride

@@ -19,14 +19,14 @@ from regard.layers.block import (
     build_norm,
     size_field,
 )
-from regard.layers.embed import TIES, Embed, tie, ties
+from regard.layers.embed import TIES, TokenEmbedding, tie, ties
 from regard.layers.fast.engine import Engine, Parts, engine_of, why_no_engine
 from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
 from regard.layers.norm import NORMS
 from regard.layers.shapes import Ids, Lengths
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
@@ -126,9 +126,9 @@ class Transformer(nn.Module):
         source_position, target_position = position(True), position(False)
         scale = block.width**0.5 if config.scale_embedding else 1.0
 
-        def embed(vocab: int, position: Position) -> Embed:
+        def embed(vocab: int, position: Position) -> TokenEmbedding:
             norm = build_norm(block, config.embed_norm)
-            return Embed(vocab, block.width, position, scale, block.dropout, norm=norm)
+            return TokenEmbedding(vocab, block.width, position, scale, block.dropout, norm=norm)
 
         self.source = embed(config.source_vocab, source_position)
         self.target = embed(config.target_vocab, target_position)
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         self.decoder = TransformerDecoder(block, config.decoder_depth, target_position)
         self.encoder_norm, self.decoder_norm = build_final_norm(block), build_final_norm(block)
         self.before_head = Scale(block.width**-0.5) if config.scale_head else nn.Identity()
-        self.head = Head(block.width, config.target_vocab, bias=config.head_bias)
+        self.head = VocabularyLinear(block.width, config.target_vocab, bias=config.head_bias)
         if tie_head:
             self.head.weight = self.target.tokens.weight
         lookup("init", config.init, INITS)(self)

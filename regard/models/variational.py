@@ -17,7 +17,7 @@ from regard.settings import setting
 
 COARSE = 8  # places to a side from which an image is painted, at most
 FEWEST_DOUBLINGS = 2
-WIDEST = 8  # times `width` that the coarsest grid has in channels, at most
+MOST_WIDENED = 8  # times `width` that the coarsest grid has in channels, at most
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class VAE(nn.Module):
         self.read = nn.Linear(places * encoder.out_width, 2 * config.latent)
         doublings = max(FEWEST_DOUBLINGS, math.ceil(math.log2(max(1, outer.image / COARSE))))
         self.side = -(-outer.image // 2**doublings)
-        widths = [config.width * min(WIDEST, 2**n) for n in reversed(range(doublings + 1))]
+        widths = [config.width * min(MOST_WIDENED, 2**n) for n in reversed(range(doublings + 1))]
         self.unfold = nn.Linear(config.latent, widths[0] * self.side**2)
         self.grow = nn.ModuleList(
             nn.Conv2d(wide, narrow, 3, padding=1)

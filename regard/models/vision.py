@@ -51,7 +51,7 @@ class VisionModel(nn.Module):
         return self.out_width
 
     def grid(self, size: Size) -> Size:
-        """Return how many features an image of (height, width) has in each direction."""
+        """Number of features of an image of (height, width) in each direction."""
         raise NotImplementedError
 
     def features(self, images: Images) -> Vectors:
@@ -63,11 +63,11 @@ class VisionModel(nn.Module):
         return self.head(self.pool(self.features(images)))
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         return {}
 
     def pool_layout(self, grid: TokenGrid) -> dict[str, Layout]:
-        """Return how attention pooling of the last grid is laid over it, if the model pools so."""
+        """Layout of attention pooling over the last grid, if the model pools so."""
         return {"pool": pool_layout(grid)} if isinstance(self.pool, Attentive) else {}
 
 
@@ -84,6 +84,6 @@ class ConvolutionModel(VisionModel):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def grid(self, size: Size) -> Size:
-        """Return how many places the last stage has in each direction for (height, width)."""
+        """Number of places of the last stage in each direction for (height, width)."""
         halves = 2 ** (self.stem.halves + len(self.stages) - 1)
         return -(-size[0] // halves), -(-size[1] // halves)

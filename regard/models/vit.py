@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
-from regard.attention.positions import ALIASES, Position, of_layer, with_aliases
+from regard.attention.positions import POSITION_ALIASES, Position, of_layer, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -48,13 +48,13 @@ class ViTConfig:
             768, 12, 3072, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
         )
     )
-    stem: str = setting("patches", "stem, before the blocks", choices=lambda: STEMS)
+    stem: str = setting("patches", "stem, before the blocks", choices=lambda: VIT_STEMS)
     position: str = setting(
         "learned", "position embedding", choices=lambda: with_aliases(GRID_POSITIONS)()
     )
     position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
     tokens: int = setting(1, "class tokens", min=0, max=2)
-    pool: str = setting("first", "pooling", choices=lambda: POOLS)
+    pool: str = setting("first", "pooling", choices=lambda: VIT_POOLS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
     embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
@@ -123,7 +123,7 @@ GRID_POSITIONS: dict[str, Callable[[ViTConfig, tuple[int, int]], Position]] = {
     **dict.fromkeys(COMPUTED, _computed),
 }
 
-STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
+VIT_STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
     "patches": Patches,
     "patches_nobias": partial(Patches, bias=False),
     "convolution": Convolutions,
@@ -173,7 +173,7 @@ class DistilledHeads(nn.Module):
 
 # name -> how many tokens before the grid it needs, how to make it, and the head on it
 Heads = type[nn.Linear] | type[WideHead] | type[DistilledHeads]
-POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], Heads]] = {
+VIT_POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], Heads]] = {
     "first": (1, lambda config: FirstTokens(1), nn.Linear),
     "both": (2, lambda config: FirstTokens(2), DistilledHeads),
     "first_mean": (1, lambda config: FirstAndMean(config.tokens), WideHead),
@@ -194,18 +194,20 @@ class ViT(VisionModel):
         self.config = config
         block = config.block
         self.out_width = block.width
-        self.stem = lookup("stem", config.stem, STEMS)(config.channels, block.width, config.patch)
+        self.stem = lookup("stem", config.stem, VIT_STEMS)(
+            config.channels, block.width, config.patch
+        )
         made_for = self.stem.grid((config.image, config.image))
         if min(made_for) < 1:
             raise UsageError(f"patch={config.patch} is larger than image={config.image}")
-        needed, pool, head = lookup("pool", config.pool, POOLS)
+        needed, pool, head = lookup("pool", config.pool, VIT_POOLS)
         if config.tokens < needed:
             raise UsageError(
                 f"pool={config.pool} with tokens={config.tokens}; it reads {needed} tokens before "
                 "the patches, or choose pool=mean"
             )
         self.tokens = nn.Embedding(config.tokens, block.width) if config.tokens else None
-        name = ALIASES.get(config.position, config.position)
+        name = POSITION_ALIASES.get(config.position, config.position)
         self.position = lookup("position", name, GRID_POSITIONS)(config, made_for)
         self.embed_norm = build_norm(block, config.embed_norm)
         self.blocks = nn.ModuleList(
@@ -223,7 +225,7 @@ class ViT(VisionModel):
         return self.out_width * (2 if self.config.pool in ("both", "first_mean") else 1)
 
     def grid(self, size: Size) -> Size:
-        """Return how many patches an image of (height, width) has in each direction."""
+        """Number of patches of an image of (height, width) in each direction."""
         return self.stem.grid(size)
 
     def embed(self, images: Images) -> tuple[Vectors, Int[Tensor, "l 2"]]:
@@ -245,7 +247,7 @@ class ViT(VisionModel):
         return self.encode(*self.embed(images))
 
     def layout(self, size: Size) -> dict[str, Layout]:
-        """Return how each layer's attention is laid over an image of (height, width)."""
+        """Layout of each layer's attention over an image of (height, width)."""
         grid = token_grid(self.grid(size), self.config.patch, size, self.config.tokens)
         layer = full_layout(grid, grid)
         layers = {f"blocks.{n}.attention": layer for n in range(len(self.blocks))}

@@ -18,20 +18,20 @@ from regard.layers.block import (
     build_final_norm,
     size_field,
 )
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.alone import each_alone
 from regard.layers.fast.half import half_asked
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.subsampling import zero_padding
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
 from regard.settings import setting
 
-STRIDE = 2  # frames of the spectrogram for each vector of the encoder
+FRAME_STRIDE = 2  # frames of the spectrogram for each vector of the encoder
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stem(nn.Module):
         if width % 2:
             raise UsageError(f"sinusoidal positions need an even width, not {width}")
         self.first = nn.Conv1d(mels, width, 3, padding=1)
-        self.second = nn.Conv1d(width, width, 3, stride=STRIDE, padding=1)
+        self.second = nn.Conv1d(width, width, 3, stride=FRAME_STRIDE, padding=1)
         self.drop = drop
         # part of a checkpoint, but not trained
         self.positions = nn.Buffer(sinusoid_table(length, width))
@@ -98,7 +98,7 @@ class Stem(nn.Module):
 class Whisper(nn.Module):
     """A transformer that reads log-mel spectrograms and writes what is said."""
 
-    stride = STRIDE
+    stride = FRAME_STRIDE
 
     def __init__(self, config: WhisperConfig):
         super().__init__()
@@ -108,18 +108,18 @@ class Whisper(nn.Module):
         self.stem = Stem(config.mels, block.width, config.max_frames, block.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(block) for _ in range(config.encoder_depth))
         position = block_position("learned", block, max_length=config.max_length)
-        self.target = Embed(config.vocab, block.width, position, 1.0, block.dropout)
+        self.target = TokenEmbedding(config.vocab, block.width, position, 1.0, block.dropout)
         self.decoder = TransformerDecoder(block, config.decoder_depth, position)
         self.encoder_norm, self.decoder_norm = build_final_norm(block), build_final_norm(block)
-        self.head = Head(block.width, config.vocab, bias=False)
+        self.head = VocabularyLinear(block.width, config.vocab, bias=False)
         self.head.weight = self.target.tokens.weight
         lookup("init", config.init, INITS)(self)
 
     def out_lengths(self, lengths: Lengths) -> Lengths:
-        """Return how many vectors of the encoder sounds of so many frames have, each by itself."""
+        """Number of the encoder's vectors for sounds of so many frames, each by itself."""
         if self.config.full_window:
             return torch.full_like(lengths, self.config.max_frames)
-        return (lengths + STRIDE - 1) // STRIDE
+        return (lengths + FRAME_STRIDE - 1) // FRAME_STRIDE
 
     def encode(
         self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None = None
@@ -128,7 +128,7 @@ class Whisper(nn.Module):
 
         Those of a full window hold for the zeros after a sound as well.
         """
-        frames, most = sound.shape[1], STRIDE * self.config.max_frames
+        frames, most = sound.shape[1], FRAME_STRIDE * self.config.max_frames
         if frames > most:
             raise UsageError(
                 f"{frames} frames of sound are more than the {most} that this model reads at once; "

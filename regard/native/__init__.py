@@ -25,7 +25,7 @@ __all__ = ["Scope", "Status", "adamw", "fast", "kernels", "l2_norm", "library"]
 __all__ += ["argmax", "scope", "status"]
 
 # tensors without behaviour of their own
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 class Scope:
@@ -99,9 +99,9 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _flat(*tensors: Tensor) -> bool:
-    """Tell whether tensors are contiguous float32 on the CPU."""
+    """True if tensors are contiguous float32 on the CPU."""
     return all(
-        type(x) in PLAIN and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+        type(x) in PLAIN_TENSORS and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
         for x in tensors
     )
 

@@ -22,12 +22,12 @@ from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
 from regard.native.processor import cpu_description
 
-HERE = Path(__file__).resolve().parent
+SOURCES = Path(__file__).resolve().parent
 COMPILERS = ("gcc", "cc", "clang")
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 # A compiler that takes longer than this is given up, in seconds.
-TIMEOUT = 120
+COMPILE_SECONDS = 120
 # Letters of a library's hash by which it is named.
 HASHED = 16
 # A failure is remembered for a day, in seconds.
@@ -37,7 +37,7 @@ TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory",
 
 # name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d); what it
 # returns stands behind >
-KERNELS = {
+SIGNATURES = {
     "regard_checksum": "plp",
     "regard_engine_new": "pp>p",
     "regard_engine_free": "p",
@@ -55,7 +55,7 @@ KERNELS = {
     "regard_block": "pppppppp",
     "regard_block_back": "ppppppppppl",
 }
-TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
+C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 _one_at_a_time = Lock()
 
 
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def status() -> Status:
-    """Return whether the kernels can be used, and the reason if not; compiles them if need be."""
+    """Status of the kernels: usable, or the reason why not; compiles them if need be."""
     with _one_at_a_time:
         made, reason = load()
     return Status(made is not None, reason)
@@ -92,7 +92,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
     try:
         return _linked(), ""
     except subprocess.TimeoutExpired as error:
-        return None, f"{error.cmd[0]} took more than {TIMEOUT} seconds"
+        return None, f"{error.cmd[0]} took more than {COMPILE_SECONDS} seconds"
     except subprocess.CalledProcessError as error:
         return None, f"{error.cmd[0]} failed: {_first_error(error.stderr)}"
     except (OSError, AttributeError, UsageError) as error:
@@ -118,9 +118,9 @@ def _linked() -> ctypes.CDLL:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
-    for name, takes in KERNELS.items():
+    for name, takes in SIGNATURES.items():
         kernel, (takes, _, gives) = getattr(made, name), takes.partition(">")
-        kernel.argtypes, kernel.restype = [TYPES[one] for one in takes], TYPES.get(gives)
+        kernel.argtypes, kernel.restype = [C_TYPES[one] for one in takes], C_TYPES.get(gives)
     return made
 
 
@@ -148,9 +148,9 @@ def built() -> Path:
     compiler = _compiler()
     if compiler is None:
         raise UsageError(unavailable())
-    sources = sorted(HERE.glob("*.c"))
+    sources = sorted(SOURCES.glob("*.c"))
     key = hashlib.blake2b(digest_size=12)
-    for part in [*sources, *sorted(HERE.glob("*.h"))]:
+    for part in [*sources, *sorted(SOURCES.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
     made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
@@ -227,7 +227,7 @@ def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
 
 def _run(command: list[str]) -> None:
     """Run a compiler, silently."""
-    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+    subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
 
 
 def _first_error(said: bytes | None) -> str:

@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from regard.errors import UsageError
-from regard.native import PLAIN, address, addresses, kernels, scope
+from regard.native import PLAIN_TENSORS, address, addresses, kernels, scope
 from regard.native.torch_private import packs_saved_tensors
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
-ROWS = 128
-WEIGHTS = 14  # of a block, some of which may be missing
+ROWS_AT_ONCE = 128
+BLOCK_WEIGHTS = 14  # of a block, some of which may be missing
 # Longer texts are left to PyTorch's kernel, which does not hold all weights of a head at once.
-LONGEST = 256
+MAX_KERNEL_LENGTH = 256
 # So are a few words, with which it is as fast.
-SHORTEST = 48
+MIN_KERNEL_LENGTH = 48
 
 
 def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
@@ -33,7 +33,9 @@ def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
     """
     if not torch.is_grad_enabled() or packs_saved_tensors():
         return None
-    if any(x.dtype != torch.float32 or not x.is_cpu or type(x) not in PLAIN for x in tensors):
+    if any(
+        x.dtype != torch.float32 or not x.is_cpu or type(x) not in PLAIN_TENSORS for x in tensors
+    ):
         return None
     return kernels(of)
 
@@ -118,12 +120,15 @@ def attend(
     made = None if of is None else _kernels(of, q, k, v)
     if made is None:
         return None
-    fits = q.shape[-1] == v.shape[-1] and max(q.shape[-2], k.shape[-2]) <= LONGEST
-    fits = fits and min(q.shape[-2], k.shape[-2]) >= SHORTEST
+    fits = q.shape[-1] == v.shape[-1] and max(q.shape[-2], k.shape[-2]) <= MAX_KERNEL_LENGTH
+    fits = fits and min(q.shape[-2], k.shape[-2]) >= MIN_KERNEL_LENGTH
     if not fits or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
     if bias is not None and (
-        bias.requires_grad or bias.dtype != q.dtype or not bias.is_cpu or type(bias) not in PLAIN
+        bias.requires_grad
+        or bias.dtype != q.dtype
+        or not bias.is_cpu
+        or type(bias) not in PLAIN_TENSORS
     ):
         return None
     q, k, v = map(_in_rows, (q, k, v))
@@ -137,7 +142,7 @@ def _attend_half(of: object, q: Tensor, k: Tensor, v: Tensor, scale: float) -> T
     active, sides = scope(of), (q, k, v)
     if active is None or not active.half or torch.is_grad_enabled() or not q.numel():
         return None
-    if any(type(x) not in PLAIN or x.dtype != q.dtype or not x.is_cpu for x in sides):
+    if any(type(x) not in PLAIN_TENSORS or x.dtype != q.dtype or not x.is_cpu for x in sides):
         return None
     if any(x.shape[-1] != 64 or x.stride(-1) != 1 for x in sides) or (made := kernels(of)) is None:
         return None
@@ -149,7 +154,7 @@ def _attend_half(of: object, q: Tensor, k: Tensor, v: Tensor, scale: float) -> T
     return out if done.item() else None
 
 
-class Sizes(ctypes.Structure):
+class BlockSizes(ctypes.Structure):
     """What the kernel of a block must know, as in train.c."""
 
     names = ["b", "l", "w", "h", "g", "d", "f", "act", "centred", "causal", "some"]
@@ -163,13 +168,15 @@ class _Blocks(Function):
     """A stack of pre-norm blocks: x + attention(norm(x)), then x + ffn(norm(x))."""
 
     @staticmethod
-    def forward(ctx: Any, n: Sizes, made, watched, turn, bias, x, *weights):  # noqa: D102
-        depth = len(weights) // WEIGHTS
+    def forward(ctx: Any, n: BlockSizes, made, watched, turn, bias, x, *weights):  # noqa: D102
+        depth = len(weights) // BLOCK_WEIGHTS
         kept = [x.new_empty(sum(_kept(n, weights))) for _ in range(depth)]
         xs = [x, *(torch.empty_like(x) for _ in range(depth))]
         sound, all_sound = torch.empty(1, dtype=torch.int64), True
         for i in range(depth):
-            places = _places(n, turn, bias, xs[i], kept[i], weights[i * WEIGHTS :][:WEIGHTS])
+            places = _places(
+                n, turn, bias, xs[i], kept[i], weights[i * BLOCK_WEIGHTS :][:BLOCK_WEIGHTS]
+            )
             made.regard_block(*places, xs[i + 1].data_ptr(), sound.data_ptr())
             all_sound = all_sound and bool(sound.item())
             if not all_sound:
@@ -188,17 +195,19 @@ class _Blocks(Function):
         _refuse_double_backward()
         n, made, depth = ctx.rest
         if grads[0] is None:
-            return (None,) * (6 + depth * WEIGHTS)
+            return (None,) * (6 + depth * BLOCK_WEIGHTS)
         turn, bias, *saved = ctx.saved_tensors  # as hooks that pack them give them back
         turn, bias = _in_rows(turn), _in_rows(bias)
         saved: list[Any] = [None if one is None else _flat(one) for one in saved]
         kept, xs, weights = saved[:depth], saved[depth : 2 * depth], saved[2 * depth :]
         grad, weight_grads = grads[0].contiguous(), []
         for i in reversed(range(depth)):
-            some = weights[i * WEIGHTS : (i + 1) * WEIGHTS]
+            some = weights[i * BLOCK_WEIGHTS : (i + 1) * BLOCK_WEIGHTS]
             sizes = [0 if one is None else one.numel() for one in some]
             ends = zip(sizes, accumulate(sizes), strict=True)
-            starts = (ctypes.c_long * WEIGHTS)(*(end - size if size else -1 for size, end in ends))
+            starts = (ctypes.c_long * BLOCK_WEIGHTS)(
+                *(end - size if size else -1 for size, end in ends)
+            )
             sums, dx = grad.new_empty(torch.get_num_threads(), sum(sizes)), torch.empty_like(grad)
             places = grad.data_ptr(), dx.data_ptr(), sums.data_ptr()
             own = _places(n, turn, bias, xs[i], kept[i], some)
@@ -215,14 +224,14 @@ class _Blocks(Function):
         return None, None, None, None, None, grad, *weight_grads
 
 
-def _kept(n: Sizes, weights: Sequence[Tensor | None]) -> list[int]:
-    """Return how many numbers of each kind a block saves for the backward pass, as in train.c."""
+def _kept(n: BlockSizes, weights: Sequence[Tensor | None]) -> list[int]:
+    """Numbers of each kind that a block saves for the backward pass, as in train.c."""
     gated = weights[8] is not None
     each = [(n.h + 2 * n.g) * n.d, n.h * n.d, 2 * n.h, n.w, n.f * gated, n.f, 2, 2]
     return [n.b * n.l * size for size in each]
 
 
-def _places(n: Sizes, turn: Any, bias: Any, x: Tensor, kept: Tensor, weights: Sequence[Any]):
+def _places(n: BlockSizes, turn: Any, bias: Any, x: Tensor, kept: Tensor, weights: Sequence[Any]):
     """Return where all is that a kernel reads of a block, both on the way there and back."""
     if turn is not None:
         n.turn_b, n.turn_l = turn.stride(0) if turn.ndim == 3 else 0, turn.stride(-2)
@@ -242,7 +251,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def blocks(
     of: object,
-    n: Sizes,
+    n: BlockSizes,
     x: Tensor,
     weights: list[Tensor | None],
     turn: Tensor | None,
@@ -256,7 +265,7 @@ def blocks(
     made = _kernels(of, x)
     if made is None:
         return None
-    n.some = max(1, -(-ROWS // n.l))
+    n.some = max(1, -(-ROWS_AT_ONCE // n.l))
     y, qkv = _Blocks.apply(n, made, watched, turn, bias, x, *weights)  # pyright: ignore
     if not y.numel():
         return None

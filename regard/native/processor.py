@@ -18,7 +18,7 @@ from regard.errors import UsageError, lookup
 from regard.files import cache_folder, write_atomically
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-TIMEOUT = 120  # seconds for the child process
+TRIAL_SECONDS = 120  # seconds for the child process
 # settings of oneDNN that leave out what a CPU announces and the system forbids
 REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
 
@@ -69,7 +69,7 @@ def failure(dtype: str, **env: str) -> str | None:
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=TIMEOUT,
+        timeout=TRIAL_SECONDS,
     )
     if done.returncode == 0:
         return None
@@ -91,7 +91,7 @@ def check_dtype(dtype: str, device: str = "cpu") -> None:
 
 @cache
 def unsupported_reason(dtype: str) -> str | None:
-    """Return why this CPU cannot compute in a data type and the remedy, or None if it can.
+    """Reason why this CPU cannot compute in a data type, and the remedy; None if it can.
 
     The answer is cached for this machine and version of PyTorch, unless there was none.
     """
@@ -120,7 +120,7 @@ def unsupported_reason(dtype: str) -> str | None:
                         reason += f"; with {name}={value} in the environment it can"
                         break
     except subprocess.TimeoutExpired:  # it may be the machine that is busy
-        return f"no answer in {TIMEOUT} seconds"
+        return f"no answer in {TRIAL_SECONDS} seconds"
     except OSError as error:
         return f"no process to try it in: {error.strerror}"
     with suppress(UsageError):

@@ -17,18 +17,18 @@ has_global_hooks = _module._has_any_global_hook
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether a module has hooks of its own."""
+    """True if a module has hooks of its own."""
     own: dict[str, Any] = vars(module)
     return any(own[name] for name in HOOKS)
 
 
 def under_transform() -> bool:
-    """Tell whether a transform of functions (vmap, grad, jvp) is active."""
+    """True if a transform of functions (vmap, grad, jvp) is active."""
     return peek_interpreter_stack() is not None
 
 
 def traced() -> bool:
-    """Tell whether every operation must be seen: by a compiler, mode, transform or tracer."""
+    """True if every operation must be seen: by a compiler, mode, transform or tracer."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -41,5 +41,5 @@ def traced() -> bool:
 
 
 def packs_saved_tensors() -> bool:
-    """Tell whether hooks pack what autograd saves, as torch.utils.checkpoint does."""
+    """True if hooks pack what autograd saves, as torch.utils.checkpoint does."""
     return bool(_top_saved_tensors_default_hooks(True))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.multihead import MultiHead
-from regard.attention.positions import ALIASES
+from regard.attention.positions import POSITION_ALIASES
 from regard.errors import UsageError, lookup
 from regard.files import making
 from regard.layers.feedforward import GatedFeedForward
@@ -71,7 +71,7 @@ def _check(
             "convert the original folder with its own ct2-transformers-converter"
         )
     block = config.block
-    position = ALIASES.get(config.position, config.position)
+    position = POSITION_ALIASES.get(config.position, config.position)
     for kind, name, known in (
         ("norm", block.norm, NORMS),
         ("feed_forward", block.feed_forward, ACTIVATIONS),
@@ -102,7 +102,7 @@ def _specification(config: TransformerConfig) -> Any:
     from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
 
     block = config.block
-    rotary = ALIASES.get(config.position, config.position) == "rotary"
+    rotary = POSITION_ALIASES.get(config.position, config.position) == "rotary"
     settings: dict[str, Any] = {
         "num_heads": block.heads,
         "pre_norm": block.order == "pre",
@@ -126,7 +126,7 @@ def _fill(spec: Any, model: Any) -> None:
     encoder.embeddings[0].weight = _array(model.source.tokens.weight)
     decoder.embeddings.weight = _array(model.target.tokens.weight)
     for side, embed in ((encoder, model.source), (decoder, model.target)):
-        if ALIASES.get(model.config.position, model.config.position) != "rotary":
+        if POSITION_ALIASES.get(model.config.position, model.config.position) != "rotary":
             # Always written out, also where CTranslate2 could compute one: its own sinusoids are
             # laid out in another order. No position is a table of zeros.
             at = torch.arange(model.config.max_length).unsqueeze(-1)

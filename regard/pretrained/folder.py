@@ -14,7 +14,7 @@ from regard.files import errors_in, read_json, write_json
 from regard.files.weights import float_state
 from regard.models.bert import BertConfig
 from regard.models.ensemble import members_of
-from regard.models.folder import FORMAT, STRANGE, assign_weights, build_on_meta
+from regard.models.folder import FOLDER_FORMAT, STRANGE, assign_weights, build_on_meta
 from regard.models.protocols import Model
 from regard.models.vit import ViTConfig
 from regard.pretrained.config_keys import Theirs, shortened
@@ -40,7 +40,7 @@ from regard.pretrained.weight_conversion import compare, convert, to_theirs
 
 # how an image encoder without a head makes one vector of many, which their config does not say
 POOL, POOLS = "regard_pool", {"first": "first", "mean": "mean"}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+EXPORT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # keys of any config.json that change no output of a model in use
 HARMLESS = (
     *("architectures", "model_type", "transformers_version", "torch_dtype", "dtype"),
@@ -140,7 +140,7 @@ def import_folder(
     if task == "text" and theirs.get("regard_task") == "translate":  # one that we exported
         task = "translate"
     config = {
-        "regard_format": FORMAT,
+        "regard_format": FOLDER_FORMAT,
         "family": format.family,
         "task": task,
         "imported": {"model_type": format.model_type, "architecture": named},
@@ -186,7 +186,7 @@ def export_weights(
     `whole` is an image encoder with the decoder it was trained with, written too where one class of
     theirs holds both.
     """
-    kind = lookup("dtype", dtype, DTYPES)
+    kind = lookup("dtype", dtype, EXPORT_DTYPES)
     if (members := len(members_of(model))) > 1:
         raise UsageError(f"members={members}: public formats hold one model; train with members=1")
     task = str(config["task"])

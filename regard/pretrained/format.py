@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.attention.positions import ALIASES
+from regard.attention.positions import POSITION_ALIASES
 from regard.errors import UsageError
 from regard.models import family
 from regard.pretrained.config_keys import (
@@ -141,7 +141,7 @@ def differing(ours: Any, again: Any) -> list[str]:
             block["head_width"] = block["head_width"] or block["width"] // block["heads"]
             values |= {f"block.{key}": value for key, value in block.items()}
         if "position" in values:
-            values["position"] = ALIASES.get(values["position"], values["position"])
+            values["position"] = POSITION_ALIASES.get(values["position"], values["position"])
         return values
 
     one, other = settings(ours), settings(again)

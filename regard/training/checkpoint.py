@@ -51,7 +51,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
 
 
 def is_complete(path: Path) -> bool:
-    """Tell whether a checkpoint has every file of its manifest, with the right hash."""
+    """True if a checkpoint has every file of its manifest, with the right hash."""
     try:
         hashes = json.loads((path / MANIFEST).read_text())
         needed = {"counters.json", *(file.name for file in path.glob("*.safetensors"))}

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from regard import native
 
-TIMEOUT = 1800  # seconds to wait for the other processes
+PEER_TIMEOUT = 1800  # seconds to wait for the other processes
 CACHE_LINE = 64  # bytes
 # exit codes of a process that has finished, or was asked to stop and has saved
 STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -44,7 +44,7 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Tell whether this is rank 0, which writes files and logs."""
+    """True if this is rank 0, which writes files and logs."""
     return rank() == 0
 
 
@@ -178,7 +178,7 @@ class SharedSum:
             tries += 1
             if tries > 1000:  # it takes longer, so leave the processor to others
                 time.sleep(0.0002)
-                if time.monotonic() - started > TIMEOUT:
+                if time.monotonic() - started > PEER_TIMEOUT:
                     raise RuntimeError("another process of this training does not answer")
 
     def reduce(self, max_norm: float = math.inf) -> tuple[Tensor, float]:

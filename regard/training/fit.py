@@ -32,10 +32,10 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.optim import SCHEDULES, build_optimiser
-from regard.training.plan import Cost, Plan, plan_again
+from regard.training.plan import Plan, StepCost, plan_again
 from regard.training.progress import Progress
 from regard.training.run_folder import (
-    METRICS,
+    METRICS_FILE,
     StopSignal,
     errors_of_folder,
     tensorboard,
@@ -74,7 +74,7 @@ class Stopwatch:
         return sum(times) / len(times) if times else default or 0.0
 
 
-class Film(Protocol):
+class StepWatcher(Protocol):
     """What looks on while a model learns, every so many steps."""
 
     every: int
@@ -103,7 +103,7 @@ class Fit:
         record: Callable[[Sequence[Plan]], None] = lambda plans: None,
         quiet: bool = False,
         lost: bool = False,
-        film: Film | None = None,
+        film: StepWatcher | None = None,
     ):
         """Train `task` in a folder.
 
@@ -175,7 +175,7 @@ class Fit:
                 self.clock.mean("validation", last.seconds_a_validation),
             )
         )
-        plan = plan_again(self.settings, last, step, spent, Cost(each, validation=validation))
+        plan = plan_again(self.settings, last, step, spent, StepCost(each, validation=validation))
         self.plans.append(plan)
         self.record(self.plans)
         self.clock = Stopwatch()
@@ -272,7 +272,7 @@ class Fit:
             fast(self.model),
             tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
             StopSignal() as stop,
-            open(self.folder / METRICS if main else os.devnull, "a") as metrics,
+            open(self.folder / METRICS_FILE if main else os.devnull, "a") as metrics,
             Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
@@ -418,7 +418,7 @@ class Fit:
             write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
-        """Tell whether scores are the best so far; of equal ones, those with the lower loss are."""
+        """True if scores are the best so far; of equal ones, those with the lower loss are."""
         best = self.counters["best"]
         if best is None or scores["better"] != best:
             return best is None or scores["better"] > best

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from regard.data.parallel import PairBatch
     from regard.decode.writer import EncoderDecoder
 
-CHUNK = 512  # rows of logits held at once: small enough to stay in the processor's cache
+LOGIT_ROWS = 512  # rows of logits held at once: small enough to stay in the processor's cache
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -45,9 +45,9 @@ class _LinearCrossEntropy(_GradientsInForward):
         grad_h = torch.empty_like(h) if needs[0] else None
         grad_w = torch.zeros_like(w) if needs[1] else None
         grad_b = torch.zeros_like(bias) if bias is not None and needs[2] else None
-        buffer = h.new_empty(min(CHUNK, rows), vocab)
-        for start in range(0, rows, CHUNK):
-            part = slice(start, min(rows, start + CHUNK))
+        buffer = h.new_empty(min(LOGIT_ROWS, rows), vocab)
+        for start in range(0, rows, LOGIT_ROWS):
+            part = slice(start, min(rows, start + LOGIT_ROWS))
             x, logits = h[part], buffer[: part.stop - part.start]
             live = real[part]
             y = targets[part].masked_fill(~live, 0)
@@ -157,8 +157,8 @@ class _RDropLoss(_GradientsInForward):
                     grad_b.add_(g.sum(0))
             return loss
 
-        for start in range(0, rows, CHUNK):
-            total += add(slice(start, min(rows, start + CHUNK)))
+        for start in range(0, rows, LOGIT_ROWS):
+            total += add(slice(start, min(rows, start + LOGIT_ROWS)))
         ctx.save_for_backward(*grads, grad_w, grad_b)
         return total
 
@@ -183,7 +183,7 @@ def r_drop_loss(
 
 
 def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
-    """Return what a model reads of a batch: source, target and lengths; for R-Drop twice."""
+    """Inputs of a model from a batch: source, target and lengths; for R-Drop twice."""
     sides = batch.source, batch.reads, batch.source_lengths
     return tuple(torch.cat([x, x]) for x in sides) if r_drop else sides
 

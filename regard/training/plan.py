@@ -42,7 +42,7 @@ class Duration(Protocol):
 DURATION_KEYS = ("steps", "epochs", "minutes")
 
 
-class Cost(NamedTuple):
+class StepCost(NamedTuple):
     """Measured seconds of a step, of a checkpoint, and of a validation on the whole part."""
 
     step: float
@@ -116,7 +116,7 @@ def default_warmup(steps: int) -> int:
 
 
 def budget(
-    seconds: float, cost: Cost, valid_every: int | None = None, *, left: float = 1.0
+    seconds: float, cost: StepCost, valid_every: int | None = None, *, left: float = 1.0
 ) -> Budget:
     """Steps that fit into the share of a time that is left, with their validations."""
     most = seconds * max(0.0, left - RESERVE)
@@ -143,7 +143,7 @@ def make_plan(
     settings: Duration,
     *,
     epoch: float | None = None,
-    cost: Cost | None = None,
+    cost: StepCost | None = None,
     seconds: float = 0.0,
 ) -> Plan:
     """Turn steps, epochs (of `epoch` steps) or seconds (by `cost`) into the plan to begin with."""
@@ -200,7 +200,7 @@ def make_plan(
     )
 
 
-def plan_again(settings: Duration, last: Plan, step: int, spent: float, cost: Cost) -> Plan:
+def plan_again(settings: Duration, last: Plan, step: int, spent: float, cost: StepCost) -> Plan:
     """Plan the rest of a run before a step, after so many seconds, by what steps have cost.
 
     The schedule goes on where it is and ends with the new last step; if it is ahead of the share

@@ -12,7 +12,7 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import refuse, sweep, write_atomically
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def exit_code(signal: int | None) -> int:
 
 @contextmanager
 def errors_of_folder(folder: Path) -> Iterator[None]:
-    """Tell in one line that a run's folder cannot be written to, or is gone."""
+    """Turn errors of writing to a run's folder, or of its loss, into one line."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ def tensorboard(folder: Path | None, step: int) -> Iterator[Callable[[str, float
 
 def truncate_metrics(folder: Path, step: int) -> None:
     """Drop the lines of metrics.jsonl that a killed run wrote after its last checkpoint."""
-    path = folder / METRICS
+    path = folder / METRICS_FILE
     if not path.exists():
         return
     kept = []

@@ -23,7 +23,7 @@ from regard.settings import setting
 from regard.training import distributed
 from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_checkpoint
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
-from regard.training.plan import MIN_DECODED, Cost
+from regard.training.plan import MIN_DECODED, StepCost
 
 MEASURING_SHARE = 0.05  # of the time, spent on timing steps
 
@@ -155,7 +155,7 @@ def one_step(
 
 def measure(
     model: nn.Module, task: Trainable, settings: LoopSettings, folder: Path, seconds: float
-) -> Cost:
+) -> StepCost:
     """Time some steps, a checkpoint and a validation, for a run of so many seconds.
 
     Weights, optimiser and random numbers of the run are as if this had not happened. Where a
@@ -191,7 +191,7 @@ def measure(
         save = time.perf_counter() - begun
         validation = _time_validation(model, task)
     step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
-    return Cost(step, save, validation, task.decoded)
+    return StepCost(step, save, validation, task.decoded)
 
 
 def _time_validation(model: nn.Module, task: Trainable) -> float:

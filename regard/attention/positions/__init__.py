@@ -6,21 +6,27 @@ from functools import partial
 from regard.attention.positions.absolute import Learned, Sinusoidal, rates, sinusoids
 from regard.attention.positions.base import GrowingTable, PerLayer, Position, of_layer
 from regard.attention.positions.distance import (
-    T5,
     ALiBi,
     Distance,
     Fire,
     KerpleLog,
     KerplePower,
     LearnedT5,
+    T5Bias,
     slopes,
 )
 from regard.attention.positions.relative import XL, CoPE, Disentangled, Distances, Shaw
-from regard.attention.positions.rotary import SCALINGS, PartRotary, Rotary, RotaryScaling, Yarn
+from regard.attention.positions.rotary import (
+    ROTARY_SCALINGS,
+    PartRotary,
+    Rotary,
+    RotaryScaling,
+    Yarn,
+)
 from regard.errors import UsageError, lookup
 
 __all__ = [
-    "ALIASES",
+    "POSITION_ALIASES",
     "ALiBi",
     "CoPE",
     "Disentangled",
@@ -38,10 +44,10 @@ __all__ = [
     "Position",
     "Rotary",
     "RotaryScaling",
-    "SCALINGS",
+    "ROTARY_SCALINGS",
     "Shaw",
     "Sinusoidal",
-    "T5",
+    "T5Bias",
     "XL",
     "Yarn",
     "build_position",
@@ -60,7 +66,7 @@ POSITIONS: dict[str, type[Position]] = {
     "rotary_part": PartRotary,
     "yarn": Yarn,
     "alibi": ALiBi,
-    "t5": T5,
+    "t5": T5Bias,
     "shaw": Shaw,
     "xl": XL,
     "kerple_log": KerpleLog,
@@ -71,7 +77,7 @@ POSITIONS: dict[str, type[Position]] = {
     "learned_t5": LearnedT5,
 }
 """Positions by name; add your own under a new one."""
-ALIASES = {
+POSITION_ALIASES = {
     "nope": "none",
     "sin": "sinusoidal",
     "absolute": "learned",
@@ -85,12 +91,12 @@ ALIASES = {
 
 def with_aliases(names: Collection[str]) -> Callable[[], list[str]]:
     """Names of positions as a setting can be given them, each beside its other names."""
-    return lambda: [*names, *(alias for alias, name in ALIASES.items() if name in names)]
+    return lambda: [*names, *(alias for alias, name in POSITION_ALIASES.items() if name in names)]
 
 
 def has_table(name: str) -> bool:
-    """Tell whether positions of a name are looked up in a learned table, which ends."""
-    return issubclass(POSITIONS.get(ALIASES.get(name, name), Position), Learned)
+    """True if positions of a name are looked up in a learned table, which ends."""
+    return issubclass(POSITIONS.get(POSITION_ALIASES.get(name, name), Position), Learned)
 
 
 def build_position(
@@ -106,8 +112,21 @@ def build_position(
     scaling: RotaryScaling | None = None,
     **settings: object,
 ) -> Position:
-    """Make the position of a stack by its name; each block then has `of_layer` of it."""
-    part = lookup("position", ALIASES.get(name, name), POSITIONS)
+    """Make the position of a stack by its name; each block then has `of_layer` of it.
+
+    Args:
+        name: key of POSITIONS, or an alias
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        base: base of the sinusoids or rotations
+        layout: order of sines and cosines: pairs or halves
+        max_length: length of a learned table, or of training
+        bidirectional: whether keys may come after queries
+        scaling: stretching of rotary positions
+        settings: further arguments of single positions
+    """
+    part = lookup("position", POSITION_ALIASES.get(name, name), POSITIONS)
     if part.causal_only and bidirectional:
         raise UsageError(
             f"position '{name}' counts what came before; a model that reads in both directions "

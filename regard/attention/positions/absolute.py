@@ -52,6 +52,14 @@ class Sinusoidal(Position):
     """Sines and cosines of the position, added to the input (Vaswani et al. 2017).
 
     Moving by D is a rotation that does not depend on where: P[k+D] = M_D P[k].
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        base: base of the wavelengths
+        layout: order of sines and cosines: pairs or halves
+        rest: settings of other positions
     """
 
     def __init__(self, width: int, heads=1, head_width=0, *, base=1e4, layout="pairs", **rest):

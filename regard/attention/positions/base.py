@@ -59,11 +59,19 @@ class Position(nn.Module):
 
         `project` applies the layer's query and key projections to vectors (l, w) and returns both,
         (h, l, d), for those positions that are looked up like words.
+
+        Args:
+            q: queries (b, h, q, d), not rotated
+            k: keys (b, g, k, d), not rotated
+            q_at: positions of the queries
+            k_at: positions of the keys
+            mask: which keys each query may see
+            project: projects vectors (l, w) to queries and keys (h, l, d) of the layer
         """
         return None
 
     def add_values(self, weights: Tensor, q_at: Tensor, k_at: Tensor) -> Tensor:
-        """Return what the positions themselves add to the average of the values, (b, h, q, d)."""
+        """What the positions add to the average of the values, (b, h, q, d)."""
         raise NotImplementedError
 
 
@@ -135,7 +143,7 @@ class GrowingTable:
 
 
 def relative_distance(q_at: Tensor, k_at: Tensor) -> Tensor:
-    """Return how far each query stands after each key, (q, k) or (b, q, k)."""
+    """Distance from each key to each query, (q, k) or (b, q, k)."""
     if q_at.shape[-1] != 1:
         raise UsageError(
             f"these positions count along one line, not {q_at.shape[-1]} coordinates; "
@@ -145,7 +153,7 @@ def relative_distance(q_at: Tensor, k_at: Tensor) -> Tensor:
 
 
 def count_up(q_at: Tensor, k_at: Tensor) -> bool:
-    """Tell whether queries and keys are the same places (l, 1), each one further than the last."""
+    """True if queries and keys are the same places (l, 1), each one further than the last."""
     if q_at is not k_at or q_at.ndim != 2 or q_at.shape[-1] != 1:
         return False
     return q_at.is_meta or once(lambda: bool((q_at.diff(dim=0) == 1).all()), q_at)

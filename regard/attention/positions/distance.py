@@ -65,8 +65,18 @@ def slopes(heads: int) -> list[float]:
     return row(power, range(1, power + 1)) + row(2 * power, range(1, 2 * (heads - power), 2))
 
 
-class T5(Distance):
-    """A learned bias for each bucket of distances, wider the further away (Raffel et al. 2020)."""
+class T5Bias(Distance):
+    """A learned bias for each bucket of distances, wider the further away (Raffel et al. 2020).
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        bidirectional: whether keys may come after queries
+        buckets: buckets of distances
+        furthest: distance from which on all share a bucket
+        rest: settings of other positions
+    """
 
     def __init__(
         self,
@@ -110,7 +120,7 @@ class LearnedT5(Learned):
 
     def __init__(self, width: int, heads: int = 1, head_width: int = 0, **rest: Any):
         super().__init__(width, heads, head_width, **rest)
-        self.distances = T5(width, heads, head_width, **rest)
+        self.distances = T5Bias(width, heads, head_width, **rest)
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
         """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
@@ -151,6 +161,14 @@ class Fire(Position):
 
     bias = f(psi(|i - j|) / psi(max(L, i, j))), psi(x) = log(c x + 1), with f a small network, and
     c and L learned. The share is at most one however long the text is.
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        max_length: four times the length that L begins with
+        hidden: width of the network
+        rest: settings of other positions
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Shaw(Position):
             nn.init.xavier_uniform_(part)
 
     def _rows(self, q_at: Tensor, k_at: Tensor, like: Tensor) -> Tensor:
-        """Return which vector each pair has, for every head."""
+        """Index of the vector of each pair, for every head."""
         rows = (-relative_distance(q_at, k_at)).clamp(-self.clip, self.clip) + self.clip
         return for_heads(rows, like)
 
@@ -59,6 +59,14 @@ class XL(Position):
     """Sinusoids of the distance, which queries are compared with (Transformer-XL, Dai et al. 2019).
 
     e_ij = ((q_i + u).k_j + (q_i + v).W R_(i-j)) / sqrt(d), with u, v and W learned.
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        base: base of the wavelengths
+        layout: order of sines and cosines: pairs or halves
+        rest: settings of other positions
     """
 
     per_layer = True
@@ -79,7 +87,7 @@ class XL(Position):
         return q + self.u
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return what queries make of distances."""
+        """Scores of queries with distances."""
         q = (q + self.v) * q.shape[-1] ** -0.5
         if count_up(q_at, k_at):
             last = q.shape[-2] - 1
@@ -116,6 +124,14 @@ class CoPE(Position):
 
     p_ij = sum of sigmoid(q_i.k_t / sqrt(d)) over the keys t from j to i that i may see, cut at
     `most`; e_ij = q_i.(k_j + e[p_ij]) / sqrt(d), between whole numbers by interpolation.
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        max_length: longest text
+        most: largest count that is told apart
+        rest: settings of other positions
     """
 
     per_layer = True
@@ -171,6 +187,14 @@ class Disentangled(Position):
     e_ij = (q_i.k_j + q_i.K p_(i-j) + Q p_(i-j).k_j) / sqrt(3 d), where Q and K are the layer's own
     projections; the first term is the score "disentangled". Of n buckets to a side, the first half
     stand for a distance each, the others for ever more of them up to the span.
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        distances: buckets of distances, and their norm
+        norm_eps: epsilon of that norm
+        rest: settings of other positions
     """
 
     norms = {"layer": nn.LayerNorm, "none": nn.Identity}
@@ -208,7 +232,7 @@ class Disentangled(Position):
         return (distance + self.side).clamp(0, 2 * self.side - 1)
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return what queries make of distances, and distances of keys."""
+        """Scores of queries with distances, and of distances with keys."""
         rows = self.rows(relative_distance(q_at, k_at))
         low, count = (0, 2 * self.side) if rows.is_meta else distance_range(rows)
         assert project is not None

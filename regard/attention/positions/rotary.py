@@ -26,7 +26,9 @@ class RotaryScaling:
     """
 
     kind: str = setting(
-        "none", "how positions are stretched past the trained length", choices=lambda: SCALINGS
+        "none",
+        "how positions are stretched past the trained length",
+        choices=lambda: ROTARY_SCALINGS,
     )
     factor: float = setting(1.0, "factor by which positions are stretched", min=0.01, max=1e6)
     original_length: int = setting(0, "positions before stretching", min=0, max=2**40)
@@ -55,7 +57,7 @@ def _yarn(plain: Tensor, base: float, by: RotaryScaling) -> Tensor:
     """Divide the slow rates, keep the fast ones, and go evenly by number from these to those."""
 
     def number(turns: float) -> float:
-        """Return which rate turns this often in the original length."""
+        """Index of the rate that turns this often in the original length."""
         return len(plain) * math.log(by.original_length / (turns * 2 * math.pi)) / math.log(base)
 
     first = max(math.floor(number(by.beta_fast)), 0)
@@ -65,7 +67,7 @@ def _yarn(plain: Tensor, base: float, by: RotaryScaling) -> Tensor:
     return torch.lerp(plain, plain / by.factor, ((numbers - first) / (last - first)).clamp(0, 1))
 
 
-SCALINGS: dict[str, Callable[[Tensor, float, RotaryScaling], Tensor]] = {
+ROTARY_SCALINGS: dict[str, Callable[[Tensor, float, RotaryScaling], Tensor]] = {
     "none": lambda plain, base, by: plain,
     "linear": _linear,
     "llama3": _llama3,
@@ -77,6 +79,15 @@ class Rotary(Position):
     """Queries and keys rotated by their position, so that only distance matters (RoPE).
 
     Pairs are (i, i + d/2), the layout of LLaMA and most public checkpoints.
+
+    Args:
+        width: width of the embeddings
+        heads: attention heads
+        head_width: width of a head
+        base: base of the rotations
+        scaling: stretching past the trained length
+        max_length: longest text
+        rest: settings of other positions
     """
 
     def __init__(
@@ -94,7 +105,7 @@ class Rotary(Position):
         if head_width % 2:
             raise UsageError(f"rotary positions need an even head_width, not {head_width}")
         scaling = scaling or RotaryScaling()
-        lookup("rotary scaling", scaling.kind, SCALINGS)
+        lookup("rotary scaling", scaling.kind, ROTARY_SCALINGS)
         if not scaling.original_length:
             scaling = replace(scaling, original_length=max(1, int(max_length / scaling.factor)))
         if scaling.kind == "llama3" and scaling.high <= scaling.low:
@@ -104,15 +115,17 @@ class Rotary(Position):
 
     @property
     def stretch(self) -> float:
-        """Return what queries and keys are multiplied by."""
+        """Factor of queries and keys."""
         if self.scaling.kind != "yarn":
             return 1.0
         factor = self.scaling.attention_factor
         return 0.1 * math.log(max(1.0, self.scaling.factor)) + 1.0 if factor is None else factor
 
     def rates(self, width: int, device: torch.device | None = None) -> Tensor:
-        """Return how far each pair of a width turns from one position to the next, in fp64."""
-        return SCALINGS[self.scaling.kind](rates(width, self.base, device), self.base, self.scaling)
+        """Angle by which each pair of a width turns from one position to the next, in fp64."""
+        return ROTARY_SCALINGS[self.scaling.kind](
+            rates(width, self.base, device), self.base, self.scaling
+        )
 
     def _cos_sin_rows(self, width: int, at: Tensor) -> Tensor:
         """Return cos, cos, -sin and sin of every rate at fp64 numbers (n), (n, 2 * width)."""
@@ -159,7 +172,7 @@ class PartRotary(Rotary):
             )
 
     def rates(self, width: int, device: torch.device | None = None) -> Tensor:
-        """Return how far each pair turns, by the part as it was before it was made even."""
+        """Angle by which each pair turns, by the part as it was before it was made even."""
         return super().rates(self.exact if width == self.part else width, device)
 
     def rotate(self, x: Tensor, at: Tensor) -> Tensor:

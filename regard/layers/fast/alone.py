@@ -28,5 +28,5 @@ def each_alone(f: Callable[[Tensor], Tensor], x: Tensor, lengths: Tensor) -> Ten
 
 
 def computed_alone(x: Tensor, training: bool) -> bool:
-    """Tell whether sequences are computed each alone: on a CPU, where nothing is learned."""
+    """True if sequences are computed each alone: on a CPU, where nothing is learned."""
     return not training and x.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import native
-from regard.attention.positions import T5, ALiBi, Learned, Position, Sinusoidal
+from regard.attention.positions import ALiBi, Learned, Position, Sinusoidal, T5Bias
 from regard.attention.positions.distance import Distance
-from regard.layers.embed import Embed
+from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.kernel_weights import (
     BlockWeights,
     Fingerprint,
@@ -28,29 +28,29 @@ from regard.layers.fast.kernel_weights import (
 )
 from regard.layers.norm import RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
-from regard.layers.vocabulary import Head
+from regard.layers.vocabulary import VocabularyLinear
 from regard.native.torch_private import traced
 
 # positions that add to embeddings, or to scores by the distance, and do nothing else
-BIASED = (T5, ALiBi)
+BIASED = (T5Bias, ALiBi)
 ADDED = (Position, Sinusoidal, Learned, *BIASED)
 MOST_THREADS, LANES = 256, 16
 # Rows of one product: enough to read every weight for many, and few enough to stay in the cache.
 ROWS = {torch.float32: 320, torch.int8: 120}
 STOPPINGS = ("patience", "early", "length", "never")
-_FUNCTIONS = known_functions(Embed, Head, nn.Embedding, Distance, *ADDED)
+_FUNCTIONS = known_functions(TokenEmbedding, VocabularyLinear, nn.Embedding, Distance, *ADDED)
 
 
 class Parts(NamedTuple):
     """What an encoder-decoder is made of."""
 
-    source: Embed
-    target: Embed
+    source: TokenEmbedding
+    target: TokenEmbedding
     encoder: Sequence[nn.Module]
     decoder: Sequence[nn.Module]
     encoder_norm: nn.Module
     decoder_norm: nn.Module
-    head: Head
+    head: VocabularyLinear
     head_scale: float = 1.0
 
 
@@ -216,7 +216,7 @@ class Engine:
                 texts[order[place // n_best]].append(found)
         return texts
 
-    def _positions(self, embed: Embed, count: int) -> Tensor:
+    def _positions(self, embed: TokenEmbedding, count: int) -> Tensor:
         """What positions add to the embeddings of so many tokens, or of more."""
         known = self.tables.get(id(embed))
         if known is None or len(known) < count or type(embed.position) is Learned:
@@ -301,7 +301,7 @@ def _unknown(model: nn.Module, parts: Parts) -> str:
         return "its heads share keys, or its positions rotate queries and keys"
     for embed in (parts.source, parts.target):
         if (
-            type(embed) is not Embed
+            type(embed) is not TokenEmbedding
             or type(embed.position) not in ADDED
             or embed.types is not None
             or type(embed.widen) is not nn.Identity
@@ -327,6 +327,6 @@ def _unknown(model: nn.Module, parts: Parts) -> str:
             return f"a norm {type(norm).__name__} beside {first.norm.__name__}"
     head, bias = weight_and_bias(parts.head)
     out = parts.head.out_features
-    fits = type(parts.head) is Head and kernel_can_read(head, (out, first.width))
+    fits = type(parts.head) is VocabularyLinear and kernel_can_read(head, (out, first.width))
     fits = fits and (bias is None or kernel_can_read(bias, (out,)))
     return "" if fits else f"its head {type(parts.head).__name__}"

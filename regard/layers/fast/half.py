@@ -19,7 +19,7 @@ from regard.attention.multihead import Memory
 from regard.attention.watch import watcher
 from regard.layers.fast.alone import each_alone
 from regard.layers.fast.kernel_weights import checked_plan, kernel_weights
-from regard.native.functions import WEIGHTS
+from regard.native.functions import BLOCK_WEIGHTS
 
 CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among a block's weights
 
@@ -31,7 +31,7 @@ def try_half(blocks: list[Any], x: Tensor, mask: Mask | None, bias: Tensor | Non
     keep = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.keep
     lengths = keep.sum(1)
     weights = checked_plan("half", blocks, lambda: _halves(blocks))
-    if weights is None or any(len(some) != WEIGHTS for some in weights):
+    if weights is None or any(len(some) != BLOCK_WEIGHTS for some in weights):
         return None
     if not torch.equal(keep, torch.arange(x.shape[1]) < lengths.unsqueeze(1)):
         return None
@@ -45,7 +45,7 @@ def try_half(blocks: list[Any], x: Tensor, mask: Mask | None, bias: Tensor | Non
 
 
 def half_memories(blocks: Sequence[Any], memory: Tensor) -> list[Memory] | None:
-    """Return what the cross-attention of decoder blocks reads, in bfloat16."""
+    """Keys and values of the cross-attention of decoder blocks, in bfloat16."""
     if not half_asked(blocks, memory):
         return None
     weights = checked_plan("half_memory", blocks, lambda: _halves(blocks))
@@ -63,7 +63,7 @@ def half_memories(blocks: Sequence[Any], memory: Tensor) -> list[Memory] | None:
 
 
 def half_asked(modules: Sequence[nn.Module], x: Tensor) -> bool:
-    """Tell whether modules shall compute in bfloat16, and can with an input (b, l, w) like this."""
+    """True if modules shall compute in bfloat16, and can with an input (b, l, w) like this."""
     active = native.scope(modules[0]) if modules and not torch.is_grad_enabled() else None
     fits = type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.ndim == 3
     return active is not None and active.half and fits and bool(x.numel())

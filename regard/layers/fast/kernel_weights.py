@@ -40,8 +40,8 @@ ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
 # positions that change nothing in a block, or rotate queries and keys; exact classes only
 KNOWN_POSITIONS = frozenset(POSITIONS.values())
 ROTATING = (Rotary, Yarn)
-FEED_FORWARDS = (FeedForward, GatedFeedForward)
-NORMS = (LayerNorm, GainNorm, RMSNorm)
+KNOWN_FEED_FORWARDS = (FeedForward, GatedFeedForward)
+KNOWN_NORMS = (LayerNorm, GainNorm, RMSNorm)
 # what an instance may have instead of what its class says
 OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
@@ -72,8 +72,8 @@ _CLASSES = [
     MultiHead,
     PreNorm,
     PostNorm,
-    *FEED_FORWARDS,
-    *NORMS,
+    *KNOWN_FEED_FORWARDS,
+    *KNOWN_NORMS,
     Dot,
     Position,
     *ROTATING,
@@ -99,7 +99,7 @@ _KERNELS = len(KERNELS)
 
 
 def unpatched() -> bool:
-    """Tell whether nobody has patched a known class or function, or hooked all modules."""
+    """True if nobody has patched a known class or function, or hooked all modules."""
     if has_global_hooks() or len(KERNELS) != _KERNELS:
         return False
     return all(map(is_, [place.get(name) for place, name in _PLACES], _WERE))
@@ -140,7 +140,7 @@ def kernel_weights(
     around += [] if cross is None else [block.around_cross]
     if (
         type(attention) is not MultiHead
-        or type(ffn) not in FEED_FORWARDS
+        or type(ffn) not in KNOWN_FEED_FORWARDS
         or not (cross is None or _reads_alike(cross, attention))
         or any(type(one) is not order for one in around)
     ):
@@ -148,7 +148,7 @@ def kernel_weights(
     ffn, norms = cast(Any, ffn), [one.norm for one in around]
     position, score, kind = attention.position, attention.score, type(norms[0])
     if (
-        kind not in NORMS
+        kind not in KNOWN_NORMS
         or any(type(norm) is not kind or norm.eps != norms[0].eps for norm in norms)
         or type(score) is not Dot
         or vars(score).keys() != {"scale"}
@@ -204,7 +204,7 @@ def kernel_weights(
 
 
 def _reads_alike(cross: nn.Module, attention: MultiHead) -> bool:
-    """Tell whether cross-attention is known exactly, and of the same sizes as self-attention."""
+    """True if cross-attention is known exactly, and of the same sizes as self-attention."""
     if type(cross) is not MultiHead or type(cross.score) is not Dot:
         return False
     sizes = [(m.heads, m.kv_heads, m.head_width) for m in (cross, attention)]
@@ -218,12 +218,12 @@ def _reads_alike(cross: nn.Module, attention: MultiHead) -> bool:
 
 
 def _drops(attention: MultiHead, ffn: Any, *around: PreNorm) -> bool:
-    """Tell whether there is dropout or stochastic depth."""
+    """True if there is dropout or stochastic depth."""
     return bool(attention.dropout or ffn.drop or any(one.drop or one.path for one in around))
 
 
 def unmodified(*modules: nn.Module) -> bool:
-    """Tell whether modules run as their classes say: no hook, no method of an instance's own."""
+    """True if modules run as their classes say: no hook, no method of an instance's own."""
     for module in modules:
         own = vars(module)
         if has_hooks(module) or any(own.get(name) for name in OVERRIDES):
@@ -247,7 +247,7 @@ _METHODS = _Methods()
 
 
 def kernel_can_read(x: Tensor | None, shape: tuple[int, ...]) -> bool:
-    """Tell whether a kernel can read a weight where it lies."""
+    """True if a kernel can read a weight where it lies."""
     return (
         type(x) is nn.Parameter
         and x.shape == shape
@@ -297,11 +297,11 @@ class Fingerprint:
         return [list(map(ask, some)) for ask in asked]
 
     def unhooked(self) -> bool:
-        """Tell whether there is no hook on any of the modules."""
+        """True if there is no hook on any of the modules."""
         return not any(self.hooks)
 
     def same(self) -> bool:
-        """Tell whether nothing but numbers has changed."""
+        """True if nothing but numbers has changed."""
         try:
             held = self._held()
             return (
@@ -319,7 +319,7 @@ class Fingerprint:
 def checked_plan(
     name: str, modules: Sequence[nn.Module], make: Callable[[], Any], during: object = None
 ) -> Any:
-    """Return what `make` makes of modules for a kernel, anew if more than numbers has changed.
+    """Plan of a kernel for modules, made anew if more than numbers has changed.
 
     Where a model is frozen that is checked once for each text (as long as its cache, `during`,
     lives), and then only whether somebody has added a hook or replaced a function.

@@ -27,15 +27,15 @@ from regard.layers.fast.kernel_weights import (
     weight_and_bias,
 )
 from regard.layers.norm import RMSNorm
-from regard.native.functions import LONGEST, WEIGHTS, Sizes, laid
+from regard.native.functions import BLOCK_WEIGHTS, MAX_KERNEL_LENGTH, BlockSizes, laid
 from regard.native.functions import blocks as native_blocks
 
 # Wider blocks are left to PyTorch, whose products of many rows at once are better then.
-WIDEST = 256
+WIDEST_TRAINED = 256
 # Of more tokens at once, as in a prompt, PyTorch's products are better, too.
 MAX_DECODED_TOKENS = 32
 CROSS_WEIGHTS = 6  # of a block, after its others
-STRETCH = 64  # keys of a memory that are read at once, as in decode.c
+MEMORY_STRETCH = 64  # keys of a memory that are read at once, as in decode.c
 
 
 def try_kernel(
@@ -48,7 +48,18 @@ def try_kernel(
     caches: Sequence[Cache] | None,
     memory: "CrossMemory | None" = None,
 ) -> Tensor | None:
-    """Run a stack by a kernel, if there is one for blocks that all have the same mask."""
+    """Run a stack by a kernel, if there is one for blocks that all have the same mask.
+
+    Args:
+        blocks: blocks of the stack
+        x: input (b, l, w)
+        norm: norm after the last block
+        at: positions of x
+        masks: mask of each block
+        bias: added to the scores of all blocks
+        caches: keys and values of decoding, one for each block
+        memory: what blocks with cross-attention read
+    """
     mask = masks[0]
     if any(one is not mask for one in masks) or not (mask is None or isinstance(mask, Mask)):
         return None
@@ -67,11 +78,20 @@ def try_train_kernel(
     mask: Mask | None,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """Pass x through blocks in training, by a kernel that also has their gradients."""
+    """Pass x through blocks in training, by a kernel that also has their gradients.
+
+    Args:
+        blocks: blocks of the stack
+        x: input (b, l, w)
+        norm: norm after the last block
+        at: positions of x
+        mask: mask of all blocks
+        bias: added to the scores of all blocks
+    """
     if not torch.is_grad_enabled() or x.ndim != 3 or not x.numel() or type(x) is not Tensor:
         return None
     b, l, w = x.shape
-    if l > LONGEST or w > WIDEST or not x.is_cpu or x.dtype != torch.float32:
+    if l > MAX_KERNEL_LENGTH or w > WIDEST_TRAINED or not x.is_cpu or x.dtype != torch.float32:
         return None
     if bias is not None and (bias.requires_grad or type(bias) is not Tensor):
         return None
@@ -82,7 +102,7 @@ def try_train_kernel(
     causal = mask is not None and bias is None and mask.aligned(l, l)
     cos_sin, extra = None, None if causal else mask_and_bias(mask, bias, x, l)
     centred = first.norm is not RMSNorm
-    n = Sizes(b, l, *first[2:8], centred, causal, eps=first.eps, scale=first.scale)
+    n = BlockSizes(b, l, *first[2:8], centred, causal, eps=first.eps, scale=first.scale)
     if first.position is not None:
         cos_sin = first.position.cos_sin(x.dtype, first.head_width, at).squeeze(-2).contiguous()
     if extra is not None:
@@ -121,7 +141,18 @@ def try_decode_kernel(
     caches: Sequence[Cache],
     memory: "CrossMemory | None" = None,
 ) -> Tensor | None:
-    """Pass the next tokens of each text through blocks that decode, by a kernel."""
+    """Pass the next tokens of each text through blocks that decode, by a kernel.
+
+    Args:
+        blocks: blocks of the stack
+        x: input (b, l, w)
+        norm: norm after the last block
+        at: positions of x
+        mask: mask of all blocks
+        bias: added to the scores of all blocks
+        caches: keys and values, one for each block
+        memory: what blocks with cross-attention read
+    """
     first = caches[0]
     if (
         (memory is None and (norm is None or first.length == 0))
@@ -147,7 +178,7 @@ def try_decode_kernel(
 
 
 def _ready(cache: Cache) -> bool:
-    """Tell whether a kernel can add to a cache."""
+    """True if a kernel can add to a cache."""
     exact = type(cache) is Cache and "append" not in vars(cache)
     return exact and cache.k.dtype == cache.v.dtype == torch.float32 and cache.k.is_cpu
 
@@ -159,7 +190,7 @@ class CrossMemory(NamedTuple):
     mask: Mask | None = None
 
     def readable(self) -> bool:
-        """Tell whether a kernel can read all of it: heads of numbers side by side."""
+        """True if a kernel can read all of it: heads of numbers side by side."""
         first = self.layers[0]
         steps, kind = (first.k.stride(), first.v.stride()), first.k.dtype
         half = kind == torch.bfloat16 and not first.k.shape[-1] % 16
@@ -176,7 +207,7 @@ class CrossMemory(NamedTuple):
 
 
 def reads_memory(blocks: Sequence[nn.Module], memory: Tensor) -> bool:
-    """Tell whether a kernel will decode with blocks that read a memory."""
+    """True if a kernel will decode with blocks that read a memory."""
     if not blocks or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     if type(memory) is not Tensor or memory.dtype != torch.float32 or not memory.is_cpu:
@@ -217,7 +248,7 @@ class DecodeKernel:
         self, blocks: Sequence[Any], norm: nn.Module | None, parts: Sequence[BlockWeights]
     ):
         first = parts[0]
-        self.crosses = len(first.weights) > WEIGHTS
+        self.crosses = len(first.weights) > BLOCK_WEIGHTS
         self.blocks, self.position, self.norm = blocks, first.position, norm
         # so that their memory stays, whatever becomes of the model
         self.weights = [w.detach() for part in parts for w in part.weights if w is not None]
@@ -295,8 +326,8 @@ class DecodeKernel:
                 strides = memory_bias.stride()[:3]
                 step.memory_bias_b, step.memory_bias_h, step.memory_bias_t = strides
             read = native.addresses([*(m.k for m in memory.layers), *(m.v for m in memory.layers)])
-            stretches = -(-length // STRETCH)
-            room += t * h * (b * stretches * (d + 2) + step.threads * STRETCH)
+            stretches = -(-length // MEMORY_STRETCH)
+            room += t * h * (b * stretches * (d + 2) + step.threads * MEMORY_STRETCH)
         scratch = x.new_empty(room)
         halves = [ctypes.byref(one, ctypes.sizeof(one) // 2) for one in (own, read)]
         library.regard_decode(

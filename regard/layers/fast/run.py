@@ -28,6 +28,16 @@ def run_blocks(
     This alone decides whether a kernel takes the stack. There may be one mask for all blocks or
     one for each. `caches` hold the keys and values of decoding; the blocks add to them. `memory` is
     what blocks with cross-attention read.
+
+    Args:
+        blocks: blocks of the stack
+        x: input (b, l, w)
+        norm: norm after the last block
+        at: positions of x
+        mask: one for all blocks, or one for each
+        bias: added to the scores of all blocks
+        caches: keys and values of decoding, to which the blocks add
+        memory: what blocks with cross-attention read
     """
     stack = list(blocks)
     masks = list(mask) if isinstance(mask, list | tuple) else [mask] * len(stack)

@@ -65,7 +65,7 @@ class HardAttention(nn.Module):
         self.baseline = nn.Linear(width, 1)
 
     def forward(self, q: Tensor, draws: ReinforceTape | None) -> str | Callable[[Tensor], Tensor]:
-        """Return what samples for queries (b, q, w), and records the samples."""
+        """Sampler for queries (b, q, w) that records its samples."""
         if not self.training:
             return "argmax"
         sample = Sample()
@@ -112,7 +112,15 @@ class CrossAttention(nn.Module):
         mask: Mask | None = None,
         draws: ReinforceTape | None = None,
     ) -> Tensor:
-        """Return the context vectors (b, q, m)."""
+        """Return the context vectors (b, q, m).
+
+        Args:
+            q: states of the decoder
+            keys: keys of the memory, as `read` gives them
+            memory: values
+            mask: which places are real
+            draws: records the samples of hard attention
+        """
         asked, score = self.ask(q, keys, mask)
         seen = attend(
             asked.unsqueeze(1),
@@ -199,7 +207,7 @@ class LocationAttention(CrossAttention):
 
     @staticmethod
     def _places(most: int, mask: Mask | None, like: Tensor) -> Tensor:
-        """Return how many places there are, (b or 1, 1)."""
+        """Number of places, (b or 1, 1)."""
         if isinstance(mask, Padding):
             return mask.keep.sum(-1, keepdim=True).to(like.dtype)
         return like.new_full((1, 1), most)

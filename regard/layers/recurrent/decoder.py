@@ -95,7 +95,7 @@ class RecurrentState:
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are still being written."""
+        """Number of sentences that are still being written."""
         return len(self.memory)
 
     def _move(self, rows: Tensor) -> None:
@@ -144,6 +144,13 @@ class RecurrentDecoder(nn.Module):
 
     s_t = g(y_{t-1}, s_{t-1}, c_t), where c_t is the context vector. Only the lowest cell
     has it as input, so that the cells above read all words at once.
+
+    Args:
+        config: cells, attention and readout
+        vocab: number of words
+        memory_width: width of the memory
+        depth: cells above each other
+        normalises: what makes weights of scores, by name
     """
 
     def __init__(
@@ -218,7 +225,7 @@ class RecurrentDecoder(nn.Module):
         return x
 
     def known(self, words: Tensor) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Given]]:
-        """Return what is known of all words, and what adds the rest that the lowest cell is given.
+        """Projected words, and a function that adds the rest of the lowest cell's input.
 
         Part of the product is done for all words at once, if the matrix is nothing but one.
         """

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from regard.attention.positions import ALIASES, POSITIONS, Rotary, RotaryScaling
+from regard.attention.positions import POSITION_ALIASES, POSITIONS, Rotary, RotaryScaling
 from regard.errors import UsageError, lookup
 from regard.layers.block import ATTENTION_BIASES
 from regard.layers.context import windowed
@@ -102,7 +102,7 @@ def canonical(config: GPTConfig) -> GPTConfig:
 
     What has no effect is as in a config that does not mention it.
     """
-    position, scaling = ALIASES.get(config.position, config.position), RotaryScaling()
+    position, scaling = POSITION_ALIASES.get(config.position, config.position), RotaryScaling()
     local, block = windowed(config), config.block
     if not local:
         config = replace(config, window=None, window_layers=None, near_base=None)

@@ -19,7 +19,7 @@ from regard.data.series_files import holds_series
 from regard.data.sound_sets import holds_sounds
 from regard.data.split import SPLITS
 from regard.errors import UsageError
-from regard.layers.heads import Classify as ClassifyHead
+from regard.layers.heads import ClassificationHead
 from regard.metrics.baselines import bigram_gain
 from regard.models.protocols import TextModel
 from regard.settings import setting
@@ -207,7 +207,7 @@ class Classify(TextClassifier):
         name, model = super().make_model(data, codec, settings, origin)
         if data.multilabel and not (origin and origin.was(cls.name, codec.labels)):
             targets = torch.from_numpy(label_table(data["train"], codec.labels))
-            heads = [part for part in model.modules() if isinstance(part, ClassifyHead)]
+            heads = [part for part in model.modules() if isinstance(part, ClassificationHead)]
             for head in heads:  # else each label begins with half a chance, which costs many steps
                 head.start_at(targets.to(head.out.bias.device))
         if settings.embeddings != "random":

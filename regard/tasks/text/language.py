@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from regard.attention.positions import ALIASES, has_table
+from regard.attention.positions import POSITION_ALIASES, has_table
 from regard.data.characters import Characters
 from regard.data.conversation import TEMPLATES, write_out
 from regard.data.documents import (
@@ -152,7 +152,7 @@ class LanguageModel(TextGeneration):
                 f"context={settings.context} is more than the model's max_length={longest}"
             )
         model = replace(model, max_length=longest)
-        sinusoidal = ALIASES.get(model.position, model.position) == "sinusoidal"
+        sinusoidal = POSITION_ALIASES.get(model.position, model.position) == "sinusoidal"
         given = origin is not None or "model.scale_embedding" in values
         if sinusoidal and settings.objective == "causal" and not given:
             model = replace(model, scale_embedding=True)  # or positions drown the tokens

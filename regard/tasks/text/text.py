@@ -20,7 +20,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.decode.constraints import MAX_TOKENS
 from regard.errors import UsageError, log
-from regard.metrics.text import METRICS
+from regard.metrics.text import TEXT_METRICS
 from regard.modalities.text import TEXT
 from regard.models import family
 from regard.models.protocols import Model
@@ -58,7 +58,7 @@ class TextSettings(PairTrainSettings):
         "pairs", "training objective; on plain text spans (T5) or noise (BART)", choices=OBJECTIVES
     )
     prefix: str = setting("", PREFIX)
-    metric: str = setting("bleu", "metric", choices=METRICS)
+    metric: str = setting("bleu", "metric", choices=TEXT_METRICS)
     share: float | None = setting(
         None, "share of a text that is masked (spans 0.15, noise 0.3)", above=0, max=0.9
     )
@@ -85,7 +85,7 @@ class TextLookSettings(PairLookSettings):
 class TextEvalSettings(PairEvalSettings):
     """What an evaluation can be told."""
 
-    metric: str = setting("bleu", "metric", choices=METRICS, group="scores")
+    metric: str = setting("bleu", "metric", choices=TEXT_METRICS, group="scores")
 
 
 # Prefixes
@@ -257,14 +257,14 @@ def load_text_codec(folder: Path, model: Model, config: dict[str, Any]) -> PairC
     prefix, metric = config.get("prefix", ""), config.get("metric", "bleu")
     if not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX:
         raise UsageError(f"{folder / 'config.json'}: 'prefix' is {prefix!r:.40}, not a short text")
-    if metric not in METRICS:
+    if metric not in TEXT_METRICS:
         raise UsageError(f"{folder / 'config.json'}: unknown metric {metric!r:.40}")
     return load_pair_codec(folder, model, config)
 
 
 def metric_of(settings: Any) -> Any:
     """The metric that settings name."""
-    return METRICS[settings.metric]
+    return TEXT_METRICS[settings.metric]
 
 
 TEXT_TO_TEXT = Task(

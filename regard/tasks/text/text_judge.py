@@ -9,7 +9,7 @@ from regard.data.pairs import Corpus, Pair, load_pairs
 from regard.data.parts import Dataset
 from regard.errors import UsageError, log
 from regard.metrics.bleu import BLEU, bleu_metric, tokenise_for
-from regard.metrics.lengths import BORDERS, by_length
+from regard.metrics.lengths import LENGTH_BORDERS, by_length
 from regard.metrics.score import Comparison
 from regard.metrics.text import BleuMetric, MeanMetric
 from regard.settings import setting
@@ -32,7 +32,7 @@ class PairEvalSettings(PairFormat, BootstrapSettings):
     tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
     lowercase: bool = setting(False, "ignore case")
     lengths: tuple[int, ...] = setting(
-        BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
+        LENGTH_BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
     )
     joined: tuple[int, ...] = setting(
         (), "also join sentences to so many source words", min=1, max=10_000

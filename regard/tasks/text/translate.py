@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
 from regard.layers.recurrent.attention import ReinforceTape
-from regard.metrics.text import METRICS
+from regard.metrics.text import TEXT_METRICS
 from regard.modalities.text import TEXT
 from regard.models import family
 from regard.tasks.parts import Task
 from regard.tasks.text.sequence import PAIR_SHORT, PairTrainSettings, SequenceObjective
 from regard.tasks.text.text_judge import TextJudge
 from regard.tasks.text.writer import TextWriter, load_pair_codec
-from regard.training.loss import CHUNK, head_loss, twice
+from regard.training.loss import LOGIT_ROWS, head_loss, twice
 
 TransformerConfig, _ = family("transformer")
 GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
@@ -40,7 +40,9 @@ def hard_attention_loss(
     if not draws.log_probs:
         return loss
     writes = torch.cat([batch.writes] * (len(hidden) // len(batch.writes)))
-    rows = zip(hidden.flatten(0, 1).split(CHUNK), writes.flatten().split(CHUNK), strict=True)
+    rows = zip(
+        hidden.flatten(0, 1).split(LOGIT_ROWS), writes.flatten().split(LOGIT_ROWS), strict=True
+    )
     options: dict[str, Any] = {"ignore_index": -1, "reduction": "none"}
     with torch.no_grad():
         each = [
@@ -51,7 +53,7 @@ def hard_attention_loss(
 
 def bleu(settings: Any) -> Any:
     """The metric of translations, whatever the settings."""
-    return METRICS["bleu"]
+    return TEXT_METRICS["bleu"]
 
 
 TRANSLATE = Task(
