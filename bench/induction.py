@@ -51,7 +51,7 @@ def losses(model: Any, texts: list[str]) -> tuple[float, float]:
     """Return the mean loss of the first and of the repeated half of texts."""
     halves: tuple[list[float], list[float]] = [], []
     for text in texts:
-        ids = torch.tensor([[model.tokenizer.bos, *model.tokenizer.encode(text)]])
+        ids = torch.tensor([[model.codec.tokenizer.bos, *model.codec.tokenizer.encode(text)]])
         each = torch.nn.functional.cross_entropy(
             model.model(ids[:, :-1])[0], ids[0, 1:], reduction="none"
         )

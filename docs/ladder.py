@@ -47,7 +47,7 @@ def train(folder: Path) -> dict[str, dict]:
 def weights(folder: str) -> list[torch.Tensor]:
     """Return the weights (head, query, key) of each layer on the word that is shown."""
     model = regard.load(folder)
-    ids = torch.tensor([model.tokenizer.encode(SHOWN)])
+    ids = torch.tensor([model.codec.tokenizer.encode(SHOWN)])
     with regard.watch(model.model) as maps:
         model.model(ids)
     return [maps[name].weights()[0] for name in maps]

@@ -36,14 +36,11 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
-    from regard.tasks.frame.answers import Classified, Generated
+    from regard.tasks.frame.answers import Classified, Embedded, Filled, Generated, Written
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
     from regard.tasks.text.classify import Classify
-    from regard.tasks.text.embed import Embed
-    from regard.tasks.text.fill import Fill
-    from regard.tasks.text.language import LanguageModel
     from regard.tasks.text.tag import Tag
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
@@ -133,7 +130,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
-) -> "LanguageModel": ...
+) -> "Runner[Written]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["text"]
@@ -161,9 +158,11 @@ def load(
 @overload
 def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]) -> "Fill": ...
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]
+) -> "Runner[Filled]": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Embed": ...
+def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Runner[Embedded]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
@@ -179,7 +178,7 @@ def load(
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
 @overload
-def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "LanguageModel": ...
+def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "Runner[Written]": ...
 @overload
 def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Runner[Classified]": ...
 @overload

@@ -270,7 +270,6 @@ def test_what_is_wrong_is_one_line(words, message, capsys):
 
 
 def test_what_has_no_probability_is_refused():
-    from regard.tasks.text.embed import Embed
-
+    model = regard.load("embed")
     with pytest.raises(UsageError, match="probability"):
-        Embed.question(Embed.__new__(Embed), "x", None)
+        model.question("x", model.look_settings({}))

@@ -13,7 +13,7 @@ from regard.data.conversation import Message, encode_own
 from regard.errors import UsageError
 from regard.pretrained.chat_template import read_chat
 from regard.pretrained.tokenizer_files import read_tokenizers
-from regard.tasks.text.language import LanguageModel
+from regard.tasks.text.language import LANGUAGE
 
 transformers = pytest.importorskip("transformers")
 
@@ -243,5 +243,5 @@ def test_a_checkpoint_talks_by_its_own_template_and_keeps_it(tmp_path: Path):
     # old rounds are forgotten in pairs, as some templates insist on turns
     long = [{"role": ("user", "assistant")[n % 2], "content": "boats " * 99} for n in range(9)]
     codec = replace(ours.codec, context=600, chat={**ours.codec.chat, "template": MISTRAL})
-    short = LanguageModel(ours.model, codec, ours.config)
+    short = LANGUAGE.bind(ours.model, codec, ours.config)
     assert short.run([long], temperature=0, max_length=6)

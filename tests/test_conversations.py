@@ -12,7 +12,7 @@ from regard.cli import main
 from regard.data.conversation import Conversation, Message, encode_answers, encode_truncated
 from regard.data.documents import encode_documents, load_texts, tokenise_texts
 from regard.data.windows import CausalBatches
-from regard.tasks.text.language import LanguageModel
+from regard.tasks.text.language import LANGUAGE
 from regard.tasks.text.language_modelling import span_loss
 
 COLOURS = {"grass": "green", "snow": "white", "blood": "red", "coal": "black"}
@@ -36,7 +36,8 @@ def test_a_model_learns_to_answer_within_the_context_that_it_has(tmp_path):
     settings = {"data": str(data), "init": "shakespeare", "steps": 1, "quiet": True}
     regard.train("language", out=str(tmp_path / "a"), **settings)
     made = regard.load(tmp_path / "a", task="language")
-    assert made.window == regard.load("shakespeare", task="language").window < 128
+    assert made.predictor.window < 128
+    assert made.predictor.window == regard.load("shakespeare").predictor.window
     with pytest.raises(regard.UsageError, match="context=128 is more than"):
         regard.train("language", out=str(tmp_path / "b"), context=128, **settings)
 
@@ -72,7 +73,7 @@ def test_it_answers_in_rounds(home):
 
 @pytest.mark.parametrize("template", ["plain", "alpaca", "chatml", "llama2"])
 def test_what_is_read_is_what_run_gives_to_read(home, template):
-    tokenizer = regard.load(home / "run").tokenizer
+    tokenizer = regard.load(home / "run").codec.tokenizer
     messages = [Message(**one) for one in chat(5)]
     conversation = Conversation.of(chat(5), "here")
     pairs = list(encode_answers(conversation, template, tokenizer, 512))
@@ -91,14 +92,14 @@ def test_the_loss_is_of_answers_only(home):
     texts = load_texts(home / "chats.jsonl")
     assert all(isinstance(text, Conversation) for text in texts.parts["train"])
     model = regard.load(home / "run")
-    made = tokenise_texts(texts, model.tokenizer, context=64)
+    made = tokenise_texts(texts, model.codec.tokenizer, context=64)
     learnt, column = made.learnt["train"], made.columns["train"]
     said = [one["content"] for text in texts.parts["train"] for one in answers(text)]
     assert len(column) == len(said) and len(learnt) == len(column.ids)
     for row, wanted in zip(range(len(column)), said, strict=True):
         begin, end = column.offsets[row], column.offsets[row + 1]
         kept = column.ids[begin:end][learnt[begin:end] > 0]
-        assert model.tokenizer.decode(kept.tolist()[:-1]).strip() == wanted
+        assert model.codec.tokenizer.decode(kept.tolist()[:-1]).strip() == wanted
     batch = CausalBatches(made, context=64, batch_tokens=512, seed=1, device="cpu")[0]
     predicted = batch.writes[batch.writes >= 0]
     assert len(predicted) == batch.tokens < 0.4 * batch.read
@@ -110,8 +111,9 @@ def test_the_loss_is_of_answers_only(home):
             ignore_index=-1,
             reduction="sum",
         )
-    settings = LanguageModel.resolve({"data": str(home / "chats.jsonl"), "context": 64})
-    assert torch.allclose(model.loss(batch, settings), loss, rtol=1e-5)
+    settings = LANGUAGE.resolve({"data": str(home / "chats.jsonl"), "context": 64})
+    lesson = LANGUAGE.learning.lesson(model, texts, settings)
+    assert torch.allclose(lesson.loss(batch), loss, rtol=1e-5)
 
 
 def answers(text: str) -> list[dict[str, str]]:
@@ -126,7 +128,7 @@ def test_evaluation_counts_answers_only(home):
     model = regard.load(home / "run")
     found = regard.evaluate(home / "run", data=home / "chats.jsonl", part="valid")
     texts = load_texts(home / "chats.jsonl").parts["valid"]
-    pairs = list(encode_documents(texts, model.tokenizer, "plain", model.window))
+    pairs = list(encode_documents(texts, model.codec.tokenizer, "plain", model.predictor.window))
     count = sum(sum(flags) for _, flags in pairs)
     assert f"tokens:{count}|" in str(found.scores[0])
     ids = np.concatenate([ids for ids, _ in pairs])
@@ -170,7 +172,7 @@ def test_texts_and_conversations_may_be_mixed(tmp_path, home):
     rows = [{"text": "A plain text."}, {"messages": chat(0)}]
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     texts = load_texts(tmp_path / "mixed.jsonl", need=("train",))
-    tokenizer = regard.load(home / "run").tokenizer
+    tokenizer = regard.load(home / "run").codec.tokenizer
     (whole, all_of_it), first, second = encode_documents(
         texts.parts["train"], tokenizer, "plain", 64
     )

@@ -88,7 +88,7 @@ def test_real_weights_give_the_embeddings_that_transformers_gives(minilm):
         hidden = theirs(**given).last_hidden_state
     right = torch.nn.functional.normalize((hidden * keep).sum(1) / keep.sum(1), dim=-1)
     model = regard.load(minilm)
-    assert model.task == "embed" and model.max_length == 256  # sentence_bert_config.json says so
+    assert model.name == "embed" and model.predictor.max_length == 256  # sentence_bert_config.json says so
     mine = vectors(model, texts)
     assert np.abs(mine - right.numpy()).max() < 1e-5
     pairs = [f"{texts[a]}\t{texts[b]}" for a, b in ((0, 1), (2, 3), (0, 2), (1, 3))]
@@ -108,7 +108,7 @@ def test_pooling_is_what_it_says(folder, pooling):
     }[pooling]
     found = vectors(model, TEXTS, pooling=pooling, normalise=False)
     for text, vector in zip(TEXTS, found, strict=True):
-        ids = model.tokenizer.frame(model.tokenizer.encode(text))
+        ids = model.codec.tokenizer.frame(model.codec.tokenizer.encode(text))
         with torch.no_grad():
             hidden = model.model.hidden(torch.tensor([ids]))[0]
         assert np.abs(vector - right(hidden).numpy()).max() < 1e-5
@@ -152,7 +152,7 @@ def test_any_encoder_and_any_decoder_embeds_if_asked(tmp_path, family, about):
     found = vectors(model, TEXTS, normalise=False)
     framed = family == "bert" or not about
     for text, vector in zip(TEXTS, found, strict=True):
-        ids = model.tokenizer.encode(text)
+        ids = model.codec.tokenizer.encode(text)
         ids = [1, *ids, 2] if framed else ids or [1]
         with torch.no_grad():
             right = model.model.hidden(torch.tensor([ids]))[0].mean(0)
@@ -170,7 +170,7 @@ def test_a_decoder_is_not_asked_for_its_first_token(tmp_path):
 
 def test_a_model_runs_as_its_own_task_or_embeds(folder, tmp_path):
     own = write_own(tmp_path / "own", "gpt")
-    assert regard.load(own).task == "language" and regard.load(own, task="embed").task == "embed"
+    assert regard.load(own).name == "language" and regard.load(own, task="embed").name == "embed"
     with pytest.raises(UsageError, match="task=tag: .* can run for language or embed"):
         regard.load(own, task="tag")
     with pytest.raises(UsageError, match="family transformer, which makes no vectors"):

@@ -13,7 +13,8 @@ import transformers
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.tasks.text.fill import Fill, FillRun
+from regard.tasks.runner import Runner
+from regard.tasks.text.fill import FILL, FillRun
 
 WORDS = ["a", "an", "the", "dog", "cat", "runs", "sleeps", "##ing", "##s", "on", "mat", "red", "."]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -100,11 +101,11 @@ def own(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def filler(own) -> Fill:
+def filler(own) -> Runner:
     return regard.load(own / "run")
 
 
-def probabilities(model: Fill, ids: list[int], at: int) -> torch.Tensor:
+def probabilities(model: Runner, ids: list[int], at: int) -> torch.Tensor:
     """How likely every word is at a place of a text that is read by itself."""
     with torch.no_grad():
         return model.model(torch.tensor([ids])).softmax(-1)[0, at]
@@ -122,12 +123,12 @@ def test_the_answer_is_what_transformers_says(bert, roberta):
         with torch.no_grad():
             right = theirs(**given).logits[0, at].softmax(-1)
         model = regard.load(folder)
-        right = right.masked_fill(~model.allowed, 0)
+        right = right.masked_fill(~model.predictor.allowed, 0)
         count = 10
         answer = model.run(text, n_best=count)
         found = [answer, *answer.others]
         top = right.topk(count)
-        named = [model.gaps.word(n) for n in top.indices.tolist()]
+        named = [model.predictor.gaps.word(n) for n in top.indices.tolist()]
         assert [one.words for one in found] == [[word] for word in named]
         for one, chance in zip(found, top.values.tolist(), strict=True):
             assert one.probability == pytest.approx(chance, rel=1e-4)
@@ -137,7 +138,7 @@ def test_a_mask_may_be_written_in_every_way(bert, roberta, filler):
     for model in (regard.load(bert), regard.load(roberta), filler):
         ways = [
             model.run(f"the red {sign} runs.")
-            for sign in ("[MASK]", "<mask>", model.gaps.mask_token)
+            for sign in ("[MASK]", "<mask>", model.predictor.gaps.mask_token)
         ]
         assert ways[0].record(FillRun()) == ways[1].record(FillRun())
         assert str(ways[0]) == str(ways[2])
@@ -154,12 +155,12 @@ def test_what_was_learnt_is_filled_in(filler):
 
 def test_the_rest_of_the_text_stays_as_it_was_written(bert, roberta):
     model = regard.load(bert)
-    numbers = {piece: n for n, piece in enumerate(model.gaps.pieces)}
-    put = lambda text, *words: model.gaps.fill_in(text, [numbers[word] for word in words])  # noqa: E731
+    numbers = {piece: n for n, piece in enumerate(model.predictor.gaps.pieces)}
+    put = lambda text, *words: model.predictor.gaps.fill_in(text, [numbers[word] for word in words])  # noqa: E731
     assert put("The RED  [MASK] !", "dog") == "The RED  dog !"
     assert put("Walk [MASK] ([MASK])", "##ing", "mat") == "Walking (mat)"
     model = regard.load(roberta)
-    numbers = {piece: n for n, piece in enumerate(model.gaps.pieces)}
+    numbers = {piece: n for n, piece in enumerate(model.predictor.gaps.pieces)}
     assert put("The RED <mask>.", "▁d") == "The RED d."
     assert put("The RED <mask>.", "dog") == "The REDdog."
     assert put("<mask> RED", "▁d") == "d RED"
@@ -178,11 +179,14 @@ def test_padding_and_neighbours_never_matter(bert):
 
 def test_no_special_token_is_ever_an_answer(bert, filler):
     for model in (regard.load(bert), filler):
-        count = int(model.allowed.sum())
+        count = int(model.predictor.allowed.sum())
         answer = model.run("the [MASK] runs", n_best=min(count, 1000))
         words = [one.words[0] for one in (answer, *answer.others)]
         assert not {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<unk>"} & set(words)
-        assert len(words) == count and int(model.allowed.sum()) <= model.tokenizer.vocab - 4
+        assert (
+            len(words) == count
+            and int(model.predictor.allowed.sum()) <= model.codec.tokenizer.vocab - 4
+        )
     with pytest.raises(UsageError, match="n_best=1000 is more than the words"):
         regard.load(bert).run("a [MASK]", n_best=1000)
 
@@ -193,27 +197,27 @@ def test_no_special_token_is_ever_an_answer(bert, filler):
 def test_several_masks_are_filled_by_the_rule_of_chains(bert):
     model = regard.load(bert)
     text = "the [MASK] dog [MASK] ."
-    ids = model.tokenizer.frame(model.gaps.encode_bare(text))
-    one, two = (at for at, number in enumerate(ids) if number == model.gaps.mask)
-    count = int(model.allowed.sum())
-    first = probabilities(model, ids, one).masked_fill(~model.allowed, 0)
+    ids = model.codec.tokenizer.frame(model.predictor.gaps.encode_bare(text))
+    one, two = (at for at, number in enumerate(ids) if number == model.predictor.gaps.mask)
+    count = int(model.predictor.allowed.sum())
+    first = probabilities(model, ids, one).masked_fill(~model.predictor.allowed, 0)
     every = []
     for token in range(count + 5):
         ids[one] = token
-        second = probabilities(model, ids, two).masked_fill(~model.allowed, 0)
+        second = probabilities(model, ids, two).masked_fill(~model.predictor.allowed, 0)
         every += [(float(first[token] * p), token, n) for n, p in enumerate(second.tolist())]
     every.sort(reverse=True)
     # with as many kept as there are words nothing is lost on the way
     answer = model.run(text, n_best=count)
     for found, (chance, a, b) in zip([answer, *answer.others], every, strict=False):
-        assert found.words == [model.gaps.word(a), model.gaps.word(b)]
+        assert found.words == [model.predictor.gaps.word(a), model.predictor.gaps.word(b)]
         assert found.probability == pytest.approx(chance, rel=1e-3)
     # and each mask by itself is told as well
     told = answer.record(FillRun())["masks"]
     assert len(told) == 2 and len(told[0]) == 5
     best = int(first.argmax())
     assert told[0][0] == {
-        "word": model.gaps.word(best),
+        "word": model.predictor.gaps.word(best),
         "probability": pytest.approx(float(first[best]), rel=1e-3),
     }
 
@@ -235,11 +239,13 @@ def test_a_long_text_is_read_around_its_masks(bert):
     text = f"{before}a [MASK] cat{after}"
     answer = model.run(text)
     assert answer.text.startswith(before) and answer.text.endswith(after)
-    ids = model.gaps.encode_bare(text)
-    at = ids.index(model.gaps.mask)
-    part = model.tokenizer.frame(ids[at - 7 : at + 7])
+    ids = model.predictor.gaps.encode_bare(text)
+    at = ids.index(model.predictor.gaps.mask)
+    part = model.codec.tokenizer.frame(ids[at - 7 : at + 7])
     right = probabilities(model, part, 8)
-    assert answer.probability == pytest.approx(float(right[model.allowed].max()), rel=1e-4)
+    assert answer.probability == pytest.approx(
+        float(right[model.predictor.allowed].max()), rel=1e-4
+    )
     with pytest.raises(UsageError, match="text 1: its masks are more than 14 pieces apart"):
         model.run(f"[MASK] {before} [MASK]")
 
@@ -348,7 +354,7 @@ def test_a_model_without_words_fills_nothing_in(tmp_path, bert):
     from regard.models.gpt import GPT
 
     with pytest.raises(UsageError, match="a model without a head for words"):
-        Fill.load(tmp_path, GPT(preset("gpt", "tiny")), {})
+        FILL.load(tmp_path, GPT(preset("gpt", "tiny")), {})
 
 
 def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):
@@ -360,5 +366,5 @@ def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):
     assert main(["look", str(own / "run"), "a red dog runs.", f"out={out}"]) == 0
     assert out.exists()
     long = filler.picture("a red dog runs. " * 100)
-    assert len(long.views[0].row_tokens) == filler.longest
+    assert len(long.views[0].row_tokens) == filler.predictor.window
     assert list(filler.picture("a red [MASK] runs.").steps)

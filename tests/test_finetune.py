@@ -346,9 +346,9 @@ def test_a_new_head_on_an_encoder_that_had_none(home, tmp_path):
     BertModel(BertConfig(**{k: v for k, v in old.items() if k != "architectures"})).save_pretrained(
         public
     )
-    assert regard.load(public).task == "embed"
+    assert regard.load(public).name == "embed"
     tune(home, "language", str(public), tmp_path / "run", objective="masked", context=32, lr=0.0)
-    assert regard.load(tmp_path / "run").task == "fill"
+    assert regard.load(tmp_path / "run").name == "fill"
     before, after = regard.load(public).model, regard.load(tmp_path / "run").model
     ours, theirs = dict(after.named_parameters()), dict(before.named_parameters())
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -438,7 +438,7 @@ def test_the_real_encoder_learns_a_new_task(real_data, tmp_path, monkeypatch):
     )
     assert report.finished and report.scores["accuracy"] > 40  # the commonest label is 1 in 4
     model = regard.load(tmp_path / "run")
-    assert model.tokenizer.sha == regard.load(folder).tokenizer.sha
+    assert model.codec.tokenizer.sha == regard.load(folder).codec.tokenizer.sha
     answer = model.run("Who wrote Hamlet ?")
     assert str(answer) in model.labels
     before = load_file(folder / "model.safetensors")

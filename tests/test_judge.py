@@ -158,7 +158,7 @@ def test_every_score_is_kept_with_what_it_depends_on(made):
     assert [row["made_with"]["beam"] for row in kept] == [1, 2]
     first = kept[0]["made_with"]
     assert first["alpha"] == 0.5 and first["max_length"] == 4 and first["seed"] == 1
-    assert first["tokenizers"] == [regard.load(made / "one").tokenizer.sha] * 2
+    assert first["tokenizers"] == [regard.load(made / "one").codec.target.sha] * 2
     assert len(first["data_hash"]) == 64 and first["threads"] == torch.get_num_threads()
     assert {"commit", "regard", "date"} <= first.keys()
     assert [score["name"] for score in kept[0]["scores"]] == ["BLEU", "chrF2"]

@@ -33,7 +33,7 @@ from regard.layers.residual import PostNorm, PreNorm
 from regard.layers.vocabulary import VocabularyLinear
 from regard.models.gpt import GPT, GPTConfig
 from regard.native import build, fast
-from regard.tasks.text.language import LanguageModel
+from regard.tasks.text.language import LANGUAGE
 from regard.tasks.text.language_modelling import LanguageCodec
 from regard.training.fit import Fit
 from regard.training.plan import Plan
@@ -435,7 +435,7 @@ def logits(model: GPT) -> list[Tensor]:
 
 def text(model: GPT) -> list[str]:
     """Write as `regard run` does."""
-    runner = LanguageModel(model.eval(), LanguageCodec(LETTERS))
+    runner = LANGUAGE.bind(model.eval(), LanguageCodec(LETTERS), {})
     return [one.completion for one in runner.run(["ab", "of all "], temperature=0, max_length=9)]
 
 

@@ -27,7 +27,7 @@ from regard.models.ladder import (
     gated_attention,
     past_weights,
 )
-from regard.tasks.text.language import LanguageModel
+from regard.tasks.text.language import LANGUAGE
 
 BLOCK = BlockConfig(width=12, heads=3, ffn_width=16, dropout=0.0)
 SMALL = LadderConfig(19, 2, BLOCK, max_length=32)
@@ -200,18 +200,17 @@ def test_what_a_rung_cannot_be_is_refused(changes, message):
 
 
 def test_the_task_takes_a_family_and_a_rung():
-    plain = LanguageModel.resolve({"data": "x"})
+    plain = LANGUAGE.resolve({"data": "x"})
     assert plain.family == "gpt" and type(plain.model) is GPTConfig
-    settings = LanguageModel.resolve({"data": "x", "family": "ladder", "rung": "keys_values"})
+    settings = LANGUAGE.resolve({"data": "x", "family": "ladder", "rung": "keys_values"})
     assert settings.model.rung == "keys_values" and type(settings.model) is LadderConfig
     assert (
-        LanguageModel.resolve({"data": "x", "family": "ladder", "like": "heads"}).model.rung
-        == "heads"
+        LANGUAGE.resolve({"data": "x", "family": "ladder", "like": "heads"}).model.rung == "heads"
     )
     with pytest.raises(UsageError, match="unknown key 'rung'"):
-        LanguageModel.resolve({"data": "x", "rung": "heads"})
+        LANGUAGE.resolve({"data": "x", "rung": "heads"})
     with pytest.raises(UsageError, match="unknown family 'ladder'; choose from bert"):
-        LanguageModel.resolve({"data": "x", "family": "ladder", "objective": "masked"})
+        LANGUAGE.resolve({"data": "x", "family": "ladder", "objective": "masked"})
 
 
 def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path, monkeypatch):
@@ -237,7 +236,7 @@ def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path, mo
         model = regard.load(run["folder"])
         answers = [model.run("Row, ", max_length=6, temperature=0, beam=n) for n in (1, 3)]
         assert [len(str(answer)) for answer in answers] == [11, 11]
-        ids = torch.tensor([model.tokenizer.encode(str(answers[0]))])
+        ids = torch.tensor([model.codec.tokenizer.encode(str(answers[0]))])
         with torch.no_grad():
             likeliest = model.model(ids).argmax(-1)
         assert torch.equal(likeliest[:, 4:-1], ids[:, 5:])

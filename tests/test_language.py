@@ -29,7 +29,6 @@ from regard.errors import UsageError
 from regard.tasks import task
 from regard.tasks.prepare import PreparedRun, prepare
 from regard.tasks.runner import Runner
-from regard.tasks.text.language import LanguageModel
 from regard.tasks.text.prefix import PrefixLM
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,21 +71,21 @@ def trained(home, name, **settings):
 
 
 @pytest.fixture(scope="session")
-def model(home) -> LanguageModel:
+def model(home) -> Runner:
     """A model of running text by characters."""
     settings = {"data": home / "text.txt", "tokenizer": "characters", "steps": 150}
     return regard.load(trained(home, "characters", **settings))
 
 
 @pytest.fixture(scope="session")
-def pieces(home) -> LanguageModel:
+def pieces(home) -> Runner:
     """A model of documents by sub-words."""
     settings = {"data": home / "rows.jsonl", "pieces": 300, "steps": 60, "like": "llama"}
     return regard.load(trained(home, "pieces", **settings))
 
 
 @pytest.fixture(scope="session")
-def bytewise(home) -> LanguageModel:
+def bytewise(home) -> Runner:
     """A model of running text by bytes, two of which make an é."""
     settings = {"data": home / "text.txt", "tokenizer": "bytes", "steps": 100}
     return regard.load(trained(home, "bytes", **settings))
@@ -480,13 +479,13 @@ def greedy_by_hand(model, ids, count):
 def test_greedy_writing_is_the_likeliest_token_each_time(name, request):
     model = request.getfixturevalue(name)
     for text in ("The", "A c"):
-        ids = model.encode(text)
+        ids = model.predictor.encode(text)
         whole = greedy_by_hand(model, ids, 17 - len(ids))
         whole = whole[: whole.index(2, 1)] if 2 in whole[1:] else whole
         answer = model.run(text, temperature=0, max_length=17 - len(ids))
-        assert answer.completion == model.generator.completion(ids, whole[len(ids) :]).rstrip(
-            "\ufffd"
-        )
+        assert answer.completion == model.predictor.generator.completion(
+            ids, whole[len(ids) :]
+        ).rstrip("\ufffd")
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_line_alone(model):
@@ -504,9 +503,11 @@ def test_what_is_drawn_depends_on_the_seed_and_the_line_alone(model):
 def test_more_is_written_than_the_model_reads_at_once(model):
     answer = model.run("The café", temperature=0, max_length=100)
     assert len(answer.completion) == 100
-    ids = model.encode("The café")
-    by_hand = greedy_by_hand(model, ids, model.window - len(ids))
-    assert answer.completion.startswith(model.generator.completion(ids, by_hand[len(ids) :]))
+    ids = model.predictor.encode("The café")
+    by_hand = greedy_by_hand(model, ids, model.predictor.window - len(ids))
+    assert answer.completion.startswith(
+        model.predictor.generator.completion(ids, by_hand[len(ids) :])
+    )
     assert (
         model.run("The café", temperature=0, max_length=50).completion == (answer.completion[:50])
     )
@@ -548,31 +549,31 @@ def test_a_character_in_bytes_is_never_told_by_halves(bytewise):
 def test_what_is_written_is_as_likely_as_it_says(name, request):
     """The log-probability of a whole text is that of its beginning and of what was written."""
     model = request.getfixturevalue(name)
-    ids = model.encode("The dog")
+    ids = model.predictor.encode("The dog")
     for settings in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"beam": 3}):
         how = model.check({"max_length": 5, **settings})
-        (row,) = model.generator.generate([Continuation(0, ids, how.max_length)], how)[0]
+        (row,) = model.predictor.generator.generate([Continuation(0, ids, how.max_length)], how)[0]
         whole = torch.tensor([[*ids, *row.ids]])
         with torch.no_grad():
             logits = model.model(whole[:, :-1])[0].double()
-        never = [*range(model.tokenizer.vocab, model.model.config.vocab), 0, 1, 3]
+        never = [*range(model.codec.tokenizer.vocab, model.model.config.vocab), 0, 1, 3]
         logits[:, never] = -math.inf
         steps = logits.log_softmax(-1).gather(1, whole[0, 1:, None])[len(ids) - 1 :, 0]
         assert row.steps[: len(row.ids)] == pytest.approx(steps.tolist(), abs=2e-5)
 
 
 def test_a_score_is_the_mean_over_tokens_and_the_end(model):
-    ids = model.encode("The")
-    text = Continuation(0, ids, 9, ids=model.encode("dog")[1:3], steps=[-1.0, -2.0, -6.0])
-    answer = model.written("The", [text], model.check({}))
+    ids = model.predictor.encode("The")
+    text = Continuation(0, ids, 9, ids=model.predictor.encode("dog")[1:3], steps=[-1.0, -2.0, -6.0])
+    answer = model.predictor.written("The", [text], model.check({}))
     assert (answer.logprob, answer.score) == (-9.0, -3.0)
 
 
 @torch.no_grad()
 def test_given_texts_are_judged(model):
     for text in ("The café is open.", "A", "A dog runs to the café, and a cat sleeps."):
-        ids = model.encode(text)
-        total, count = plain_loss_of(model.model, ids, model.window)
+        ids = model.predictor.encode(text)
+        total, count = plain_loss_of(model.model, ids, model.predictor.window)
         answer = model.run(text, forced=True)
         assert answer.logprob == pytest.approx(-total, abs=1e-4)
         assert answer.score == pytest.approx(-total / max(1, count), abs=1e-5)
@@ -628,7 +629,7 @@ def test_a_model_is_judged_as_it_was_validated(home, model):
     data = str(home / "text.txt")
     result = regard.evaluate(model, data=data, part="valid")
     (valid,) = load_texts(data).parts["valid"]
-    total, count = plain_loss_of(model.model, model.encode(valid), model.window)
+    total, count = plain_loss_of(model.model, model.predictor.encode(valid), model.predictor.window)
     scores = {score.name: score for score in result.scores}
     assert scores["loss"].value == pytest.approx(total / count, rel=1e-5)
     bits = total / len(valid.encode()) / math.log(2)
@@ -728,17 +729,19 @@ def test_a_bad_conversation_is_refused(given, message):
 
 def test_a_prompt_is_read_as_the_documents_of_training_begin(pieces):
     for text in ("The dog", "", " a  b"):
-        ((ids, _),) = documents.encode_documents([text], pieces.tokenizer, "plain", 16)
-        assert pieces.encode(text) == ids[:-1] and ids[-1] == pieces.tokenizer.eos
+        ((ids, _),) = documents.encode_documents([text], pieces.codec.tokenizer, "plain", 16)
+        assert pieces.predictor.encode(text) == ids[:-1] and ids[-1] == pieces.codec.tokenizer.eos
 
 
 def test_a_conversation_that_grows_too_long_forgets_its_beginning(pieces):
     how = pieces.check({"max_length": 4})
     short = [Message("user", "dog")]
     long = [Message("user", f"cat {n}") for n in range(30)] + short
-    assert pieces.encode_conversation(long, how) == pieces.encode_conversation(short, how)
-    first = pieces.encode_conversation(short, how)
-    assert first[0] == pieces.tokenizer.bos
+    assert pieces.predictor.encode_conversation(long, how) == pieces.predictor.encode_conversation(
+        short, how
+    )
+    first = pieces.predictor.encode_conversation(short, how)
+    assert first[0] == pieces.codec.tokenizer.bos
 
 
 def test_a_session_remembers_its_rounds(model, monkeypatch):
@@ -921,7 +924,10 @@ def test_a_model_of_running_text_stays_one_when_it_is_exported(home, tmp_path):
         regard.load(place) for place in (run, tmp_path / "theirs", tmp_path / "again")
     )
     for other in (theirs, again):
-        assert other.config["running"] is True and other.window == ours.window == 16
+        assert (
+            other.config["running"] is True
+            and other.predictor.window == ours.predictor.window == 16
+        )
         how = {"temperature": 0, "max_length": 12}
         assert str(other.run("The", **how)) == str(ours.run("The", **how))
     path = tmp_path / "theirs" / "config.json"

@@ -64,7 +64,7 @@ def test_a_folder_with_the_name_of_a_starter_is_told_of(tmp_path, monkeypatch, c
     shutil.copytree(starters()["tag"], tmp_path / "fill")
     assert find_model("fill") == Path("fill")
     assert "not the starter of this name" in capsys.readouterr().err
-    assert regard.load("fill").task == "tag"
+    assert regard.load("fill").name == "tag"
 
 
 def test_every_dependency_is_at_a_release_without_known_faults_and_is_tried():

@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.data.columns import columns_read
 from regard.data.in_memory import is_missing
 from regard.data.media import cell_file
-from regard.data.parts import named_files
+from regard.data.parts import Dataset, named_files
+from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.errors import BrokenInput, UsageError, log
 
@@ -130,6 +131,10 @@ class Modality(Generic[Raw]):
         """Return the columns that the user names."""
         asked = getattr(settings, "columns", None)
         return [name.strip() for name in str(asked).split(",")] if asked else []
+
+    def load_alone(self, data: str, part: str, trained: Split | None) -> Dataset[Any] | None:
+        """Load a part of inputs that have nothing to be judged by; None where there are none."""
+        return None
 
     def first_inputs(self, rows: Any, count: int) -> list[Any]:
         """Return the first inputs of a part of data as `check` takes them."""

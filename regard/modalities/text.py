@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from regard.data.conversation import is_message
-from regard.data.documents import TEXT_KEYS
+from regard.data.documents import TEXT_KEYS, load_texts
 from regard.data.labelled import WORD_KEYS
+from regard.data.parts import Dataset
+from regard.data.split import Split
 from regard.errors import UsageError
 from regard.modalities.base import Choose, Found, Modality
 
@@ -46,6 +48,13 @@ class Text(Modality[Any]):
     def decode(self, given: Any, format: Any, notes: list[str] | None = None) -> Any:
         """Return the text itself."""
         return given
+
+    def load_alone(self, data: str, part: str, trained: Split | None) -> Dataset[Any] | None:
+        """Load a plain file or a table of texts."""
+        try:
+            return load_texts(data, need=(part,), trained=trained)
+        except UsageError:
+            return None
 
     def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
         """Return nothing: the lines or rows of a file are texts."""

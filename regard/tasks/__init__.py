@@ -34,7 +34,7 @@ TASKS: dict[str, Entry] = {
     ),
     "language": Entry(
         "regard.tasks.text.language",
-        "LanguageModel",
+        "LANGUAGE",
         (
             "regard train language data=book.txt minutes=10 out=runs/mine",
             "regard train language data=folder like=llama size=small position=alibi",
@@ -122,7 +122,7 @@ TASKS: dict[str, Entry] = {
     ),
     "fill": Entry(
         "regard.tasks.text.fill",
-        "Fill",
+        "FILL",
         (
             "regard train language data=folder objective=masked out=runs/masked",
             'regard run runs/masked "A dog [MASK] in the snow."',
@@ -130,7 +130,7 @@ TASKS: dict[str, Entry] = {
     ),
     "embed": Entry(
         "regard.tasks.text.embed",
-        "Embed",
+        "EMBED",
         (
             "regard import all-MiniLM-L6-v2 out=runs/minilm",
             'regard run runs/minilm task=embed "A dog runs."',

@@ -17,7 +17,7 @@ from regard.data.parts import Dataset, named_files
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError, log, lookup
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.modalities.base import Found, Modality, One
 from regard.native import fast
@@ -365,9 +365,16 @@ class Runner(Generic[A]):
         return replace(settings, columns=",".join(self.columns)) if known else settings
 
     def read_part_of(self, data: str, part: str) -> Dataset[Any]:
-        """A part of data, as an evaluation would read it."""
+        """A part of data as an evaluation would read it, or else of inputs alone."""
         lookup("part", part, PARTS)
-        return self.task.judge.read(self, self.eval_settings({"data": data, "part": part}))
+        try:
+            return self.task.judge.read(self, self.eval_settings({"data": data, "part": part}))
+        except UsageError as error:
+            alone = self.inputs.load_alone(data, part, self.trained)
+            if alone is None:
+                raise error from None
+            log(f"{error}; {self.inputs.many} alone are read")
+            return alone
 
     # Looking
 
@@ -390,11 +397,20 @@ class Runner(Generic[A]):
     def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with the model's answer and its log-probability."""
         given = self.inputs.check(given, settings, self.format)
-        return self.predictor.answer_logprobs(given, settings, expected)
+        found = self.predictor.answer_logprobs(given, settings, expected)
+        if found.score is not None:
+            raise UsageError(
+                f"{self.name} gives no answer with a probability that could be lost when something "
+                "is cut; give the model a head with: regard train classify init=MODEL ..., and "
+                "look at that. What attends to what: regard look without cause=, lens= and patch="
+            )
+        return found
 
     def probe(self, given: Any) -> Question:
         """What of an input is compared before and after a change of the model."""
-        return self.question(given, self.look_settings({}))
+        settings = self.look_settings({})
+        given = self.inputs.check(given, settings, self.format)
+        return self.predictor.answer_logprobs(given, settings)
 
     def __repr__(self) -> str:
         told: dict[str, Any] = {"task": self.name, "family": self.family}

@@ -1,7 +1,7 @@
 """Embedding: one vector of a text, so that texts can be compared. It is run, not trained."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,34 @@ from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
 from regard.layers.heads import Max, Mean
 from regard.metrics.correlation import correlation_scores
+from regard.modalities.text import TEXT
+from regard.models import family, serving
 from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Embedded
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.frame.settings import EvalSettings
-from regard.tasks.frame.task import Answer, Judged, Task
+from regard.tasks.frame.settings import EvalSettings, TrainSettings
+from regard.tasks.parts import (
+    Answer,
+    Judge,
+    Lesson,
+    Objective,
+    Predictor,
+    ScoredPredictions,
+    System,
+    Task,
+)
+from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun, TextCodec, check_max_length, load_encoder
+from regard.viewer.picture import Picture
 
 
 def _last(x: Tensor, lengths: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device), lengths - 1]
 
 
+BertConfig, _ = family("bert")
 # name -> how the vectors of a text's tokens (b, l, w) become one (b, w), padding left out
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": Mean(),
@@ -71,13 +85,12 @@ class EmbedEval(EvalSettings, EmbedRun):
 
 
 @dataclass(frozen=True)
-class ShiftSettings(EmbedRun):
+class ShiftSettings(EmbedRun, TrainSettings):
     """Which texts are embedded while something in the model is replaced."""
 
-    data: str | None = setting(None, "texts: a folder or a file")
-    init: str | None = setting(None, "the model")
+    pooling: str | None = setting(None, "the model's own unless given", choices=POOLINGS)  # type: ignore[assignment]
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
-    seed: int = setting(1, "of batches", min=0)
+    model: BertConfig = field(default_factory=BertConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Similar(Answer):
         return f"{self.similarity:.6f}"
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """Return the fields that the prediction adds to a JSON line."""
+        """The fields that the prediction adds to a JSON line."""
         return {"prediction": round(self.similarity, 6), **({"cut": True} if self.cut else {})}
 
 
@@ -102,55 +115,25 @@ def check_pooling(pooling: str, family: str) -> None:
         raise UsageError("pooling=first is what every text begins with; choose mean or last")
 
 
-class Embed(Task[TextCodec, Embedded | Similar]):
+class Embedder(Predictor[Embedded | Similar]):
     """Makes one vector of a text by pooling those of its tokens."""
 
-    name, holds, unit = "embed", "pairs of texts and their scores", "pairs"
-    Train, Run, Eval = EmbedRun, EmbedRun, EmbedEval
-    short = {}
+    Settings = EmbedRun
     from_nothing = True
 
-    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         self.tokenizer, self.encoder = codec.tokenizer, codec.encoder
-        self.max_length: int = self.config.get("max_length") or self.model.config.max_length
-
-    @classmethod
-    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
-        """Refuse: there is no training of its own."""
-        raise UsageError(
-            "embed has no training of its own; import a model, or train one with: regard train "
-            "language objective=masked ..., and run it with task=embed"
-        )
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
-        """Read the tokenizer and features of a folder, and check how vectors are made there."""
-        path, family, known = folder / "config.json", config["family"], cls.families()
-        if family not in known:
-            raise UsageError(
-                f"{path}: a model of family {family}, which makes no vectors of texts; "
-                f"expected {' or '.join(known)}"
-            )
-        if not isinstance(config.get("normalise", True), bool):
-            raise UsageError(f"{path}: 'normalise' is no true or false")
-        try:
-            own = {"pooling": config["pooling"]} if "pooling" in config else {}
-            check_pooling(fill(EmbedRun, own).pooling, family)
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
-        # a model of running text never saw a begin or an end
-        bare = family == "gpt" and config.get("running") is True
-        return TextCodec(load_encoder(folder, model, config, bare=bare))
+        self.max_length: int = config.get("max_length") or self.model.config.max_length
 
     @property
-    def own(self) -> dict[str, Any]:
-        """Return how the model makes vectors by default."""
+    def defaults(self) -> dict[str, Any]:
+        """How the model makes vectors by default."""
         # the last token of a text is where CLIP learned to meet images
         usual = {"pooling": "last"} if self.config.get("family") == "clip" else {}
         return usual | {k: self.config[k] for k in ("pooling", "normalise") if k in self.config}
 
-    def check_run(self, settings: Any) -> Any:
+    def check(self, settings: Any) -> Any:
         """Refuse settings that do not fit the model."""
         check_pooling(settings.pooling, str(self.config.get("family")))
         check_max_length(settings, self.model)
@@ -163,7 +146,6 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         if settings.similarity:
             pairs = [_sides(text, first + number) for number, text in enumerate(inputs, 1)]
             cosines, truncated = self.similarities(pairs, settings)
-            self._log_truncated(truncated, settings)
             return [Similar(*both) for both in zip(cosines.tolist(), truncated, strict=True)]
         vectors, truncated = self.vectors(inputs, settings)
         self._log_truncated(truncated, settings)
@@ -175,8 +157,8 @@ class Embed(Task[TextCodec, Embedded | Similar]):
             log(f"{sum(truncated)} of {len(truncated)} texts were cut at {most} pieces")
 
     def vectors(self, texts: Sequence[str], settings: Any) -> tuple[np.ndarray, list[bool]]:
-        """Return the vectors of texts (n, w), and which texts were truncated."""
-        rows = self._rows(texts, settings)
+        """The vectors of texts (n, w), and which texts were truncated."""
+        rows = self.rows(texts, settings)
 
         def embed(some: list[Row]) -> list[np.ndarray]:
             return list(self._forward(some, settings))
@@ -186,7 +168,8 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         table = np.stack(vectors) if vectors else np.zeros((0, self.model.config.block.width))
         return table, [row.truncated for row in rows]
 
-    def _rows(self, texts: Sequence[str], settings: Any) -> list[Row]:
+    def rows(self, texts: Sequence[str], settings: Any) -> list[Row]:
+        """Tokens of texts."""
         return self.encoder.texts(texts, settings.max_length or self.max_length)
 
     @torch.inference_mode()
@@ -200,14 +183,10 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         hidden = self.model.hidden(**batch.inputs).float()
         return POOLINGS[settings.pooling](hidden, batch.lengths)
 
-    def trained_as(self) -> tuple[Task[Any, Any], dict[str, Any]]:
-        """The shift of vectors as a loss, since there is no training."""
-        return VectorShift(self.model, self.codec, self.config), self.own
-
     def similarities(
         self, pairs: Sequence[tuple[str, str]], settings: Any
     ) -> tuple[np.ndarray, list[bool]]:
-        """Return the cosine of each pair of texts, and which pairs were truncated."""
+        """The cosine of each pair of texts, and which pairs were truncated."""
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         at = {text: number for number, text in enumerate(texts)}
         vectors, truncated = self.vectors(texts, settings)
@@ -215,67 +194,13 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         sides = [[at[pair[side]] for pair in pairs] for side in (0, 1)]
         cosines = (vectors[sides[0]] * vectors[sides[1]]).sum(1)
-        return cosines, [truncated[a] or truncated[b] for a, b in zip(*sides, strict=True)]
+        either = [truncated[a] or truncated[b] for a, b in zip(*sides, strict=True)]
+        self._log_truncated(either, settings)
+        return cosines, either
 
-    # Judging
-
-    def read_test(self, settings: Any) -> Labelled:
-        """Read pairs of texts with scores."""
-        part = settings.part
-        reader = ScoredPairReader(settings.columns, settings.skip_bad, settings.header)
-        return load_labelled(
-            settings.data, reader, test=settings.test, need=(part,), trained=self.trained
-        )
-
-    def predict_examples(self, data: Labelled, settings: Any) -> np.ndarray:
-        """Return the cosine of each pair."""
-        pairs = [pair.texts for pair in data[settings.part]]
-        cosines, truncated = self.similarities(pairs, settings)
-        self._log_truncated(truncated, settings)
-        return cosines
-
-    def score(self, data: Labelled, predictions: np.ndarray, settings: Any) -> Judged:
-        """Return the correlation of the cosines with the scores that people gave."""
-        targets = np.array([pair.score for pair in data[settings.part]])
-        signature = f"cosine|pooling:{settings.pooling}|pairs:{len(targets)}"
-        return Judged(correlation_scores(predictions, targets, signature), len(targets))
-
-    def outputs(
-        self, data: Labelled, predictions: np.ndarray, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Return the cosine of each pair beside its score."""
-        return [
-            {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
-            for pair, value in zip(data[settings.part], predictions.tolist(), strict=True)
-        ]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the settings that a score depends on."""
-        most = settings.max_length or self.max_length
-        return {"pooling": settings.pooling, "max_length": most}
-
-    def read_part_of(self, data: str, part: str) -> Dataset[Any]:
-        """Read texts of any kind: a plain file, a table of texts, or pairs with scores."""
-        try:
-            return load_texts(data, need=(part,), trained=self.trained)
-        except UsageError as error:
-            try:
-                return super().read_part_of(data, part)
-            except UsageError:
-                raise error from None
-
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Refuse: a vector has no probability that a cut could lower."""
-        raise UsageError(
-            "this model gives a vector, and no answer with a probability that could be lost when "
-            "something is cut; give it a head with: regard train classify init=MODEL ..., and look "
-            "at that. What attends to what: regard look without cause=, lens= and patch="
-        )
-
-    def probe(self, given: str) -> Question:
+    def answer_logprobs(self, given: str, settings: Any, expected: Any = None) -> Question:
         """A text's vector, which a change of the model moves by so much cosine distance."""
-        settings = self.look_settings({})
-        (row,) = self._rows([given], settings)
+        (row,) = self.rows([given], settings)
 
         @torch.inference_mode()
         def vectors(copies: int) -> Tensor:
@@ -296,12 +221,11 @@ class Embed(Task[TextCodec, Embedded | Similar]):
             unit="cosine distance",
         )
 
-    def explain(self, given: str, settings: Any) -> Any:
+    def explain(self, given: str, settings: Any) -> Picture:
         """Embed a text and return a Picture of what each layer attended to."""
-        from regard.viewer.picture import Picture
         from regard.viewer.text import text_views
 
-        rows = self._rows([given], settings)
+        rows = self.rows([given], settings)
         with watch(self.model) as maps:
             (vector,) = self._forward(rows, settings)
         pieces = self.tokenizer.pieces(rows[0].ids.tolist())
@@ -315,6 +239,60 @@ class Embed(Task[TextCodec, Embedded | Similar]):
         )
 
 
+class SimilarityJudge(Judge):
+    """Judges the cosines of pairs of texts by the scores that people gave."""
+
+    Settings = EmbedEval
+
+    def read(self, runner: Runner[Any], settings: Any) -> Labelled:
+        """Pairs of texts with scores."""
+        reader = ScoredPairReader(settings.columns, settings.skip_bad, settings.header)
+        need = (settings.part,)
+        return load_labelled(
+            settings.data, reader, test=settings.test, need=need, trained=runner.trained
+        )
+
+    def predict(
+        self,
+        runner: Runner[Any],
+        data: Dataset[Any],
+        settings: Any,
+        like: Runner[Any] | None = None,
+    ) -> np.ndarray:
+        """Cosine of each pair."""
+        pairs = [pair.texts for pair in data[settings.part]]
+        return runner.predictor.similarities(pairs, settings)[0]
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Dataset[Any],
+        predictions: np.ndarray,
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """Correlation of the cosines with the scores."""
+        targets = np.array([pair.score for pair in data[settings.part]])
+        signature = f"cosine|pooling:{settings.pooling}|pairs:{len(targets)}"
+        return ScoredPredictions(
+            correlation_scores(predictions, targets, signature),
+            len(targets),
+            made_with={
+                "pooling": settings.pooling,
+                "max_length": settings.max_length or runner.predictor.max_length,
+            },
+        )
+
+    def outputs(
+        self, runner: Runner[Any], data: Dataset[Any], predictions: np.ndarray, settings: Any
+    ) -> list[dict[str, Any]]:
+        """Cosine of each pair beside its score."""
+        return [
+            {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
+            for pair, value in zip(data[settings.part], predictions.tolist(), strict=True)
+        ]
+
+
 class ShiftBatch(NamedTuple):
     """Texts, and their vectors as the model is."""
 
@@ -322,57 +300,73 @@ class ShiftBatch(NamedTuple):
     vectors: Tensor
 
 
-class VectorShift(Embed):
-    """Embedding with a loss: the cosine distance of each text's vector from what it was.
+class ShiftObjective(Objective):
+    """The cosine distance of each text's vector from what it was, as a loss.
 
     It is 0 for the model as it is, and tells what a change of what flows in it costs.
     """
 
-    holds, Train = "texts", ShiftSettings
+    Settings = ShiftSettings
+    sizes = {"tiny": {}}
 
-    @classmethod
-    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
-        """Complete what a user gave."""
-        return fill(cls.Train, values)
-
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Texts:
-        """Read texts: the lines of a running text, or the rows of a table."""
+    def read(self, settings: Any, origin: Origin | None) -> Texts:
+        """Texts: the lines of a running text, or the rows of a table."""
         read = load_texts(
             settings.data, key=settings.columns, header=settings.header, need=("train",)
         )
         texts = read["train"]
         if read.running:
             texts = [line for text in texts for line in text.splitlines()]
-        texts = [text for text in texts if text.strip()]
-        return replace(read, parts={"train": texts})
+        return replace(read, parts={"train": [text for text in texts if text.strip()]})
 
-    def batches(self, data: Texts, settings: Any) -> TextBatches:
-        """Return texts with their vectors."""
+    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
+        """Texts with their vectors, pooled as the model does by default."""
+        embedder: Embedder = runner.predictor
+        pooling = settings.pooling or embedder.defaults.get("pooling", "mean")
+        asked = embedder.check(replace(settings, pooling=pooling))
 
         @torch.no_grad()
         def make(_: Any, rows: list[Row], texts: TextBatch) -> ShiftBatch:
-            return ShiftBatch(texts, self.pooled(texts, settings))
+            return ShiftBatch(texts, embedder.pooled(texts, asked))
 
-        self.check_run(settings)
-        return TextBatches(
-            self._rows(data["train"], settings),
-            self.encoder,
-            make,
-            tokens=settings.batch_tokens,
-            seed=settings.seed,
-            max_rows=settings.batch_rows,
-            device=self.device,
+        def loss(batch: ShiftBatch) -> Tensor:
+            now = embedder.pooled(batch.texts, asked).double()
+            return (1 - F.cosine_similarity(now, batch.vectors.double(), dim=-1)).sum()
+
+        return Lesson(
+            batches=TextBatches(
+                embedder.rows(data["train"], asked),
+                embedder.encoder,
+                make,
+                tokens=settings.batch_tokens,
+                seed=settings.seed,
+                max_rows=settings.batch_rows,
+                device=embedder.device,
+            ),
+            count=lambda batch: (len(batch.vectors), batch.texts.tokens),
+            loss=loss,
+            validate=lambda share: {},
         )
 
-    def count(self, batch: ShiftBatch) -> tuple[int, int]:
-        """Return the number of texts, and of their tokens."""
-        return len(batch.vectors), batch.texts.tokens
 
-    def loss(self, batch: ShiftBatch, settings: Any) -> Tensor:
-        """Return the summed cosine distance of the vectors from what they were."""
-        now = self.pooled(batch.texts, settings).double()
-        return (1 - F.cosine_similarity(now, batch.vectors.double(), dim=-1)).sum()
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
+    """Read the tokenizer and features of a folder, and check how vectors are made there."""
+    path, name, known = folder / "config.json", config["family"], serving("embed")
+    if name not in known:
+        raise UsageError(
+            f"{path}: a model of family {name}, which makes no vectors of texts; "
+            f"expected {' or '.join(known)}"
+        )
+    if not isinstance(config.get("normalise", True), bool):
+        raise UsageError(f"{path}: 'normalise' is no true or false")
+    try:
+        own = {"pooling": config["pooling"]} if "pooling" in config else {}
+        check_pooling(fill(EmbedRun, own).pooling, name)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    # a model of running text never saw a begin or an end
+    bare = name == "gpt" and config.get("running") is True
+    return TextCodec(load_encoder(folder, model, config, bare=bare))
 
 
 def _sides(text: str, number: int) -> tuple[str, str]:
@@ -382,3 +376,24 @@ def _sides(text: str, number: int) -> tuple[str, str]:
             f"text {number}: {text[:40]!r} is no pair; write both texts with a TAB between them"
         )
     return one, other
+
+
+SHIFT = Task(
+    name="embed",
+    holds="texts",
+    inputs=TEXT,
+    unit="pairs",
+    predictor=Embedder,
+    judge=SimilarityJudge(),
+    judged=EmbedEval,
+    load_codec=load_codec,
+    objective=ShiftObjective(),
+)
+EMBED = replace(
+    SHIFT,
+    holds="pairs of texts and their scores",
+    objective=None,
+    learnt_by=(SHIFT, {}),
+    remedy="; import a model, or train one with: regard train language objective=masked ..., "
+    "and run it with task=embed",
+)

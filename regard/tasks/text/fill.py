@@ -18,13 +18,15 @@ from regard.data.tokenizer import mask_id
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.metrics.score import Score
+from regard.modalities.text import TEXT
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Filled
-from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import RunSettings
-from regard.tasks.frame.task import Judged, Task
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, Task
+from regard.tasks.runner import Runner
+from regard.tasks.text.language import LANGUAGE
 from regard.tasks.text.language_modelling import (
     LanguageCodec,
     LanguageEvalSettings,
@@ -32,6 +34,7 @@ from regard.tasks.text.language_modelling import (
     masked_scores,
     read_test_texts,
 )
+from regard.viewer.picture import Picture
 
 CANDIDATES = 5  # that a JSON line names for each mask
 # what a picture says of no mask, of one and of more
@@ -75,54 +78,28 @@ class MaskedPredictions(NamedTuple):
     records: list[dict[str, Any]]
 
 
-class Fill(Task[LanguageCodec, Filled]):
-    """Fills in the masks of texts; its models are trained by `language` with objective=masked."""
+class Filler(Predictor[Filled]):
+    """Fills in the masks of texts."""
 
-    name, holds, unit = "fill", "text", "characters"
-    Train = Run = FillRun
-    Eval = FillEval
+    Settings = FillRun
 
-    def __init__(
-        self, model: nn.Module, codec: LanguageCodec, config: Mapping[str, Any] | None = None
-    ):
+    def __init__(self, model: nn.Module, codec: LanguageCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         tokenizer = self.tokenizer = codec.tokenizer
-        self.longest: int = codec.context or self.model.config.max_length
-        self.gaps = GapText(tokenizer, self.longest)
+        # tokens that the model reads at once
+        self.window: int = codec.context or self.model.config.max_length
+        self.gaps = GapText(tokenizer, self.window)
         special = tokenizer.special_ids | {tokenizer.unk, self.gaps.mask}
         self.allowed = torch.zeros(self.model.config.vocab, dtype=torch.bool, device=self.device)
         self.allowed[[n for n, piece in enumerate(self.gaps.pieces) if piece]] = True
         self.allowed[[number for number in special if number is not None]] = False
 
-    @classmethod
-    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
-        """Refuse: what is run here is trained as a language model."""
-        raise UsageError(
-            "fill has no training of its own; use: regard train language objective=masked"
-        )
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
-        """Read the tokenizer, and check that the model predicts its tokens."""
-        if getattr(model.config, "head", None) != "words":
-            raise UsageError(
-                f"{folder / 'config.json'}: a model without a head for words, which fills nothing "
-                "in; train one with: regard train language objective=masked init=..."
-            )
-        codec = LanguageCodec.load(folder, model, config)
-        if mask_id(codec.tokenizer) >= model.config.vocab:
-            raise UsageError(
-                f"{folder}: the mask of the tokenizer is {mask_id(codec.tokenizer)}, but the "
-                f"model has {model.config.vocab} pieces"
-            )
-        return codec
-
     @property
-    def own(self) -> dict[str, Any]:
-        """Return none: nothing is decoded."""
+    def defaults(self) -> dict[str, Any]:
+        """None: nothing is decoded."""
         return {}
 
-    def check_run(self, settings: Any) -> Any:
+    def check(self, settings: Any) -> Any:
         """Refuse to return more texts than there are words."""
         if isinstance(settings, FillRun) and settings.n_best > int(self.allowed.sum()):
             raise UsageError(
@@ -130,14 +107,7 @@ class Fill(Task[LanguageCodec, Filled]):
             )
         return settings
 
-    def trained_as(self) -> tuple[Task[Any, Any], dict[str, Any]]:
-        """Language modelling of masked words."""
-        from regard.tasks.text.language import LanguageModel
-
-        told = {"objective": "masked", "context": self.longest}
-        return LanguageModel(self.model, self.codec, self.config), told
-
-    # ---- Filling in
+    # Filling in
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Filled]:
         """Fill in the masks of texts; `first` is the number of the first, for what is refused.
@@ -165,7 +135,7 @@ class Fill(Task[LanguageCodec, Filled]):
     def candidates(
         self, texts: Sequence[PartlyFilled], settings: FillRun, count: int, every: bool = False
     ) -> list[list[Candidates]]:
-        """Return the likeliest tokens at the first mask that is left of each text, or at every."""
+        """The likeliest tokens at the first mask that is left of each text, or at every."""
 
         @torch.inference_mode()
         def judge(some: list[PartlyFilled]) -> list[list[Candidates]]:
@@ -181,7 +151,7 @@ class Fill(Task[LanguageCodec, Filled]):
         return in_batches(texts, lengths, judge, **batches)
 
     def logprobs(self, hidden: Tensor, at: Sequence[Sequence[int]]) -> Tensor:
-        """Return the log-probability of each token at places of each text; -inf if no word."""
+        """The log-probability of each token at places of each text; -inf if no word."""
         rows = [row for row, places in enumerate(at) for _ in places]
         columns = [column for places in at for column in places]
         logprobs = self.model.head(hidden[rows, columns]).float().log_softmax(-1)
@@ -190,7 +160,7 @@ class Fill(Task[LanguageCodec, Filled]):
     def filled(
         self, text: str, beam: Sequence[PartlyFilled], each: Sequence[Candidates], count: int
     ) -> Filled:
-        """Return the answer to a text: so many fillings, and the candidates of each mask."""
+        """The answer to a text: so many fillings, and the candidates of each mask."""
         guesses = [
             [(self.gaps.word(i), math.exp(p)) for i, p in zip(*some, strict=True)][:CANDIDATES]
             for some in each
@@ -204,71 +174,10 @@ class Fill(Task[LanguageCodec, Filled]):
         answers += [answers[-1]] * (count - len(answers))
         return replace(answers[0], others=answers[1:])
 
-    # ---- Judging
+    # Looking
 
-    def read_test(self, settings: Any) -> Texts:
-        """Read the part that the model is judged on."""
-        return read_test_texts(settings, self.trained)
-
-    def predict_examples(self, data: Texts, settings: Any) -> MaskedPredictions:
-        """Predict masked tokens of a part, as at a validation in training."""
-        context, most = settings.context or self.longest, self.model.config.max_length
-        if context > most:
-            raise UsageError(f"context={context} is more than the {most} places of the model")
-        texts = Texts({"valid": data[settings.part]}, data.running)
-        batches = MaskedBatches(
-            tokenise_texts(texts, self.tokenizer, ("valid",)),
-            "valid",
-            self.codec.masking,
-            context=context,
-            batch_tokens=settings.batch_tokens,
-            share=settings.mask_share,
-            seed=0,
-            device=self.device,
-        )
-        records: list[dict[str, Any]] = []
-        pieces = dict(enumerate(self.gaps.pieces))
-
-        def note(logits: Tensor, targets: Tensor) -> None:
-            best = logits.softmax(-1).max(-1)
-            rows = zip(targets.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
-            for right, guess, probability in rows:
-                fields = {"token": pieces.get(right, ""), "prediction": pieces.get(guess, "")}
-                records.append({**fields, "probability": probability})
-
-        on_batch = note if settings.outputs else None
-        return MaskedPredictions(
-            masked_scores(self.model, batches, settings.tokens, on_batch), records
-        )
-
-    def judge(self, data: Texts, predictions: MaskedPredictions, settings: Any) -> Judged:
-        """Return loss, perplexity and accuracy."""
-        context, texts = settings.context or self.longest, data
-        kind = "running" if texts.running else "documents"
-        signature = f"mask_share:{settings.mask_share}|whole words|context:{context}|{kind}|seed:0"
-        signature += f"|rows:{max(1, settings.batch_tokens // context)}"
-        signature += f"|tokenizer:{self.tokenizer.sha[:8]}"
-        scores = [
-            Score("loss", predictions.scores.loss, f"nats a masked token|{signature}", 4),
-            Score("perplexity", predictions.scores.perplexity, signature, 3),
-            Score("accuracy", predictions.scores.accuracy, f"% of masked tokens|{signature}"),
-        ]
-        return Judged(scores, sum(map(len, texts[settings.part])))
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the settings that a score depends on."""
-        return {"context": settings.context or self.longest, "mask_share": settings.mask_share}
-
-    def outputs(
-        self, data: Texts, predictions: MaskedPredictions, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Return the prediction of each masked token."""
-        return predictions.records
-
-    # ---- Looking
-
-    def question(self, given: str, settings: Any, expected: Any = None) -> Question:
-        """Return a text with the words at its masks and their log-probability."""
+    def answer_logprobs(self, given: str, settings: Any, expected: Any = None) -> Question:
+        """A text with the words at its masks and their log-probability."""
         text = self.gaps.encode(given, 1)
         if not text.places:
             raise UsageError("there is nothing to look at in an empty text")
@@ -295,13 +204,12 @@ class Fill(Task[LanguageCodec, Filled]):
         )
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return tokens as they are shown."""
+        """Tokens as they are shown."""
         pieces, mask = self.gaps.pieces, self.gaps.mask
         return [self.gaps.mask_token if i == mask else pieces[i] for i in ids]
 
-    def explain(self, given: str, settings: Any) -> Any:
+    def explain(self, given: str, settings: Any) -> Picture:
         """Fill a text in and gather where the model looked; one without a mask is only read."""
-        from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps, text_views
 
         text = self.gaps.encode(given, 1, needs_mask=False)
@@ -321,10 +229,85 @@ class Fill(Task[LanguageCodec, Filled]):
         )
 
 
+class MaskedJudge(Judge):
+    """Judges a masked language model by the tokens that it predicts at masks."""
+
+    Settings = FillEval
+
+    def read(self, runner: Runner[Any], settings: Any) -> Texts:
+        """The part that a model is judged on."""
+        return read_test_texts(settings, runner.trained)
+
+    def predict(
+        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+    ) -> MaskedPredictions:
+        """Predictions of masked tokens of a part, as at a validation in training."""
+        filler, most = runner.predictor, runner.model.config.max_length
+        context = settings.context or filler.window
+        if context > most:
+            raise UsageError(f"context={context} is more than the {most} places of the model")
+        texts = Texts({"valid": data[settings.part]}, data.running)
+        batches = MaskedBatches(
+            tokenise_texts(texts, filler.tokenizer, ("valid",)),
+            "valid",
+            runner.codec.masking,
+            context=context,
+            batch_tokens=settings.batch_tokens,
+            share=settings.mask_share,
+            seed=0,
+            device=runner.device,
+        )
+        records: list[dict[str, Any]] = []
+        pieces = dict(enumerate(filler.gaps.pieces))
+
+        def note(logits: Tensor, targets: Tensor) -> None:
+            best = logits.softmax(-1).max(-1)
+            rows = zip(targets.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+            for right, guess, probability in rows:
+                fields = {"token": pieces.get(right, ""), "prediction": pieces.get(guess, "")}
+                records.append({**fields, "probability": probability})
+
+        on_batch = note if settings.outputs else None
+        scores = masked_scores(runner.model, batches, settings.tokens, on_batch)
+        return MaskedPredictions(scores, records)
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Any,
+        predictions: MaskedPredictions,
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """Loss, perplexity and accuracy."""
+        context, share = settings.context or runner.predictor.window, settings.mask_share
+        kind, sha = "running" if data.running else "documents", runner.codec.tokenizer.sha[:8]
+        signature = (
+            f"mask_share:{share}|whole words|context:{context}|{kind}|seed:0"
+            f"|rows:{max(1, settings.batch_tokens // context)}|tokenizer:{sha}"
+        )
+        scores = [
+            Score("loss", predictions.scores.loss, f"nats a masked token|{signature}", 4),
+            Score("perplexity", predictions.scores.perplexity, signature, 3),
+            Score("accuracy", predictions.scores.accuracy, f"% of masked tokens|{signature}"),
+        ]
+        return ScoredPredictions(
+            scores,
+            sum(map(len, data[settings.part])),
+            made_with={"context": context, "mask_share": share},
+        )
+
+    def outputs(
+        self, runner: Runner[Any], data: Any, predictions: MaskedPredictions, settings: Any
+    ) -> list[dict[str, Any]]:
+        """The prediction of each masked token."""
+        return predictions.records
+
+
 def likeliest(
     beam: Sequence[tuple[PartlyFilled, Sequence[Candidates]]], count: int
 ) -> list[PartlyFilled]:
-    """Return the likeliest ways to fill the first mask that is left of the texts of a beam."""
+    """The likeliest ways to fill the first mask that is left of the texts of a beam."""
     filled = [
         text.put(token, logprob)
         for text, some in beam
@@ -333,3 +316,33 @@ def likeliest(
     ]
     filled.sort(key=lambda text: -text.logprob)
     return filled[:count] or [text for text, _ in beam]
+
+
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
+    """Read the tokenizer, and check that the model predicts its tokens."""
+    if getattr(model.config, "head", None) != "words":
+        raise UsageError(
+            f"{folder / 'config.json'}: a model without a head for words, which fills nothing "
+            "in; train one with: regard train language objective=masked init=..."
+        )
+    codec = LanguageCodec.load(folder, model, config)
+    if mask_id(codec.tokenizer) >= model.config.vocab:
+        raise UsageError(
+            f"{folder}: the mask of the tokenizer is {mask_id(codec.tokenizer)}, but the "
+            f"model has {model.config.vocab} pieces"
+        )
+    return codec
+
+
+FILL = Task(
+    name="fill",
+    holds="text",
+    inputs=TEXT,
+    unit="characters",
+    predictor=Filler,
+    judge=MaskedJudge(),
+    judged=FillEval,
+    load_codec=load_codec,
+    learnt_by=(LANGUAGE, {"objective": "masked"}),
+    remedy="; use: regard train language objective=masked",
+)

@@ -1,14 +1,14 @@
 """Generation by a language model: texts continued, conversations answered, both as they come."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TextIO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.conversation import (
@@ -30,49 +30,57 @@ from regard.decode.generate import (
     TextStreamer,
 )
 from regard.errors import UsageError, lookup
-from regard.modalities.text import CONVERSATIONS, TEXT
+from regard.modalities.text import TEXT
+from regard.settings import setting
 from regard.tasks.frame.answers import Written
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.frame.task import OnText, Task
+from regard.tasks.parts import OnText, Predictor
+from regard.tasks.runner import Runner
 from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, span_loss
+from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
 
 LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
 
 
-class TextGeneration(Task[LanguageCodec, Written]):
-    """A task whose model continues a text token by token."""
+@dataclass(frozen=True)
+class LanguageLook(LookSettings):
+    """What look can be told, beside how a text is continued."""
 
-    inputs = CONVERSATIONS
+    max_length: int | None = setting(
+        LOOKED_AT, "maximum number of new tokens", min=1, max=1_000_000, group="decoding"
+    )
+
+
+class Completer(Predictor[Written]):
+    """Continues texts token by token, and answers conversations."""
+
+    Settings = LanguageRun
+    Look = LanguageLook
     from_nothing = True
-    streams = True
-    Run = LanguageRun
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self.codec.tokenizer
-
-    @property
-    def window(self) -> int:
-        """Return how many tokens the model reads at once."""
-        return self.codec.context or self.model.config.max_length
+    def __init__(self, model: nn.Module, codec: LanguageCodec, config: Mapping[str, Any]):
+        super().__init__(model, codec, config)
+        self.tokenizer: Tokenizer = codec.tokenizer
+        # tokens that the model reads at once
+        self.window: int = codec.context or self.model.config.max_length
 
     @cached_property
     def generator(self) -> TextGenerator:
-        """Return what continues prompts, by the rules of the checkpoint."""
+        """What continues prompts, by the rules of the checkpoint."""
         vocab, rules = self.model.config.vocab, self.config.get("generation", {}).get("rules")
         options: dict[str, Any] = {"rules": rules, "device": self.device}
         return TextGenerator(self.model, self.tokenizer, vocab, self.window, **options)
 
     @property
-    def own(self) -> dict[str, Any]:
-        """Return the model's own defaults of decoding."""
+    def defaults(self) -> dict[str, Any]:
+        """The model's own defaults of a run."""
         rules = self.generator.rules.rules
         keys = {"repetition_penalty"} & set(rules)
-        return {**super().own, **{key: rules[key] for key in keys}}
+        return {**super().defaults, **{key: rules[key] for key in keys}}
 
-    def check_run(self, settings: Any) -> Any:
-        """Return settings with a chat template, or refuse those that contradict each other."""
+    def check(self, settings: Any) -> Any:
+        """Settings with a chat template, or a refusal of those that contradict each other."""
         if not isinstance(settings, LanguageRun):  # of an evaluation
             return settings
         settings.check()
@@ -124,9 +132,9 @@ class TextGeneration(Task[LanguageCodec, Written]):
         return answers
 
     def prompt(self, given: Any, settings: LanguageRun) -> tuple[str, list[int]]:
-        """Return what to show of an input before the answer, and the tokens to continue."""
+        """What to show of an input before the answer, and the tokens to continue."""
         if not isinstance(given, list) and not settings.chat:
-            return given, self.encode(Task.check_input(self, given))
+            return given, self.encode(TEXT.check(given))
         messages = [Message("user", given)] if isinstance(given, str) else read_messages(given)
         if settings.system and messages[0].role != "system":
             messages = [Message("system", settings.system), *messages]
@@ -155,16 +163,16 @@ class TextGeneration(Task[LanguageCodec, Written]):
         )
 
     def stop(self, settings: LanguageRun) -> str:
-        """Return the text that ends an answer."""
+        """The text that ends an answer."""
         return settings.stop or (stop_text(str(settings.template)) if settings.chat else "")
 
     def shown(self, prompt: list[int], ids: list[int], settings: LanguageRun) -> str:
-        """Return what a user sees of an answer: no half characters, no space around a reply."""
+        """What a user sees of an answer: no half characters, no space around a reply."""
         text = self.generator.completion(prompt, ids).rstrip(REPLACEMENT)
         return text.strip() if settings.chat else text
 
     def written(self, given: str, texts: list[Continuation], settings: LanguageRun) -> Written:
-        """Return the answers to one prompt, up to the text that ends them."""
+        """The answers to one prompt, up to the text that ends them."""
         divisor = settings.divisor
         stop, answers = self.stop(settings), []
         for text in texts:
@@ -175,16 +183,17 @@ class TextGeneration(Task[LanguageCodec, Written]):
         answers[0].others = answers[1:]
         return answers[0]
 
-    # ---- At a terminal
+    # At a terminal
 
     def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Written:
         """Answer one input, and pass its text on piece by piece while it is generated."""
         if settings.n_best > 1 or settings.beam > 1:
             raise UsageError("only one answer can be streamed; leave n_best and beam at 1")
-        with self.using(settings):
-            return self.predict([given], settings, first=first, on_text=on_text)[0]
+        return self.predict([given], settings, first=first, on_text=on_text)[0]
 
-    def say(self, given: Any, settings: Any, out: TextIO, *, first: int = 0) -> Written:
+    def say(
+        self, runner: Runner[Written], given: Any, settings: Any, out: TextIO, *, first: int = 0
+    ) -> Written:
         """Write the answer to one input to a terminal while it is generated."""
 
         def write(text: str) -> None:
@@ -192,16 +201,16 @@ class TextGeneration(Task[LanguageCodec, Written]):
             out.flush()
 
         if settings.forced or settings.n_best > 1 or settings.beam > 1:
-            (answer,) = self.answer([given], settings, first=first)
+            (answer,) = runner.answer([given], settings, first=first)
             write("\n".join(answer.lines(settings)))
         else:
             if settings.echo and not settings.chat:
                 write(given)
-            answer = self.stream(given, settings, write, first=first)
+            answer = runner.stream(given, settings, write, first=first)
         write("\n")
         return answer
 
-    def session(self, settings: Any, out: TextIO) -> None:
+    def session(self, runner: Runner[Written], settings: Any, out: TextIO) -> None:
         """Answer what is typed until it ends; a conversation remembers its rounds."""
         messages: list[dict[str, str]] = []
         for number in itertools.count():
@@ -214,7 +223,7 @@ class TextGeneration(Task[LanguageCodec, Written]):
             if settings.chat:
                 given = [*messages, {"role": "user", "content": text}]
             try:
-                answer = self.say(given, settings, out, first=number)
+                answer = runner.say(given, settings, out, first=number)
             except KeyboardInterrupt:  # enough of this answer, not of all
                 out.write("\n")
                 continue
@@ -222,42 +231,38 @@ class TextGeneration(Task[LanguageCodec, Written]):
                 messages = [*given, {"role": "assistant", "content": answer.completion}]
 
     def row_loss(self, ids: Sequence[int], context: int, tokens: int) -> tuple[float, int]:
-        """Return the summed loss of a row of ids, and of how many tokens."""
+        """The summed loss of a row of ids, and of how many tokens."""
         row = np.asarray(ids, dtype=np.int64)
         return span_loss(self.model, row, spans_of(np.array([0, len(row)]), context), tokens)
 
     def score_text(self, text: str, settings: LanguageRun) -> Written:
-        """Return how likely the model finds a given text."""
+        """How likely the model finds a given text."""
         ids = self.encode(text)
         ids = ids if self.codec.running else [*ids, self.tokenizer.eos]
         total, count = self.row_loss(ids, self.window, settings.batch_tokens)
         return Written(text, "", -total / max(1, count), -total)
 
-    # ---- Looking
+    # Looking
 
     @torch.inference_mode()
     def maps(self, ids: Sequence[int]) -> tuple[Any, Tensor]:
-        """Return the attention of every layer and head over a text, exactly, and the logits."""
+        """The attention of every layer and head over a text, exactly, and the logits."""
         with watch(self.model) as maps:
             logits = self.model(torch.tensor([list(ids)], device=self.device))
         return maps, logits[0]
 
-    def picture(self, given: Any, **settings: Any) -> Any:
-        """Continue a text by a few tokens, or with forced=true only read it, and show how."""
-        return super().picture(given, **{"max_length": LOOKED_AT, **settings})
-
     def _continued(self, prompt: list[int], settings: Any) -> tuple[Any, list[Any]]:
-        """Return the best continuation of a prompt, and the others."""
+        """The best continuation of a prompt, and the others."""
         text = Continuation(0, prompt, settings.max_length)
         ((best, *others),) = self.generator.generate([text], settings, stop=settings.stop)
         return best, others
 
     def _ids_of(self, written: Any) -> list[int]:
-        """Return the ids of a continuation, with the end if it was reached."""
+        """The ids of a continuation, with the end if it was reached."""
         return [*written.ids, *([self.tokenizer.eos] if written.reached_end else [])]
 
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Return a prompt with its continuation, or with forced=true the next token alone."""
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """A prompt with its continuation, or with forced=true the next token alone."""
         _, prompt = self.prompt(given, settings)
         vocab = self.tokenizer.rows
         ids = prompt[-self.window :]
@@ -293,9 +298,8 @@ class TextGeneration(Task[LanguageCodec, Written]):
             first=first,
         )
 
-    def explain(self, given: Any, settings: Any) -> Any:
+    def explain(self, given: Any, settings: Any) -> Picture:
         """Continue a text, or only read it, and gather where the model looked."""
-        from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps, text_views
 
         shown, prompt = self.prompt(given, settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from regard.attention.positions import POSITION_ALIASES, has_table
 from regard.data.characters import Characters
@@ -22,19 +22,30 @@ from regard.data.documents import (
 )
 from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer, mask_id
-from regard.data.windows import TokenBatch, TokenBatches, spans_of
-from regard.decode.generate import NEW_TOKENS
+from regard.data.windows import spans_of
 from regard.errors import UsageError, lookup
 from regard.metrics.baselines import FREQUENCIES, frequency_loss
 from regard.metrics.score import Score
+from regard.modalities.text import CONVERSATIONS
 from regard.models import family, serving, task_changes
 from regard.models.protocols import Model
 from regard.pretrained.chat_template import check_chat
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT, TrainSettings
-from regard.tasks.frame.task import Judged, Learnt
-from regard.tasks.text.generate import TextGeneration
+from regard.tasks.parts import (
+    Judge,
+    Learnt,
+    Lesson,
+    Objective,
+    ScoredPredictions,
+    System,
+    Task,
+    build_model,
+    usual_shape,
+)
+from regard.tasks.runner import Runner
+from regard.tasks.text.generate import Completer
 from regard.tasks.text.language_modelling import (
     OBJECTIVES,
     LanguageCodec,
@@ -97,23 +108,21 @@ def learn_tokenizer(texts: Sequence[str], settings: LanguageTrain) -> Tokenizer:
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
-def size_row(lr: float, context: int, batch_tokens: int, pieces: int, steps: int) -> dict[str, Any]:
-    """Return what a size means for training."""
-    row = {"lr": lr, "context": context, "batch_tokens": batch_tokens}
-    return {**row, "pieces": pieces, "steps": steps}
+SIZES = {
+    "tiny": (0.002, 128, 2048, 4000, 5000),
+    "small": (0.001, 256, 4096, 8000, 10_000),
+    "base": (0.0006, 512, 32_768, 32_000, 100_000),
+    "big": (0.0003, 1024, 131_072, 32_000, 300_000),
+}
 
 
-class LanguageModel(TextGeneration):
-    """Continues texts token by token; trained with objective=masked it is run by `fill`."""
+class LanguageObjective(Objective):
+    """Learns to predict tokens: the next one, or those that are masked."""
 
-    name, holds, unit, target = "language", "text", "characters", ""
-    Train, Eval = LanguageTrain, LanguageEval
-    generation: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "max_length": NEW_TOKENS}
+    Settings = LanguageTrain
     sizes = {
-        "tiny": size_row(0.002, 128, 2048, 4000, 5000),
-        "small": size_row(0.001, 256, 4096, 8000, 10_000),
-        "base": size_row(0.0006, 512, 32_768, 32_000, 100_000),
-        "big": size_row(0.0003, 1024, 131_072, 32_000, 300_000),
+        size: dict(zip(("lr", "context", "batch_tokens", "pieces", "steps"), row, strict=True))
+        for size, row in SIZES.items()
     }
     short = {
         **SHORT,
@@ -123,23 +132,22 @@ class LanguageModel(TextGeneration):
         "gates": "model.gates",
     }
 
-    # ---- Training
-
-    @classmethod
-    def trainable_families(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the families that serve the objective."""
+    def runs_as(self, values: Mapping[str, Any]) -> str:
+        """The task that runs a model of such settings, and that its family serves."""
         objective = str(values.get("objective", "causal"))
-        return serving(lookup("objective", objective, OBJECTIVES).runs_as)
+        return lookup("objective", objective, OBJECTIVES).runs_as
 
-    @classmethod
-    def defaults(cls, shape: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Return a config with the head of the objective."""
-        runs_as = OBJECTIVES[str(values.get("objective", "causal"))].runs_as
-        return replace(shape, **task_changes(cls.family_of(values, origin), runs_as))
+    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Families that serve the objective."""
+        return serving(self.runs_as(values))
 
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Return settings with as many positions as the context needs."""
+    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config of a family with the head of the objective."""
+        shape = usual_shape(name, values, origin)
+        return replace(shape, **task_changes(name, self.runs_as(values)))
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Settings with as many positions as the context needs."""
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
             # a table has no rows for positions that are never trained
@@ -158,16 +166,14 @@ class LanguageModel(TextGeneration):
             model = replace(model, scale_embedding=True)  # or positions drown the tokens
         return replace(settings, model=model)
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Texts:
-        """Read a running text, or documents."""
+    def read(self, settings: Any, origin: Origin | None) -> Texts:
+        """A running text, or documents."""
         return read_training_texts(settings)
 
-    @classmethod
-    def make_codec(
-        cls, data: Texts, settings: Any, learnt: Learnt, origin: Origin | None
+    def codec(
+        self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
     ) -> LanguageCodec:
-        """Learn the tokenizer."""
+        """The tokenizer, and how texts are read."""
         talks = has_conversations(data["train"])
         if talks and settings.objective != "causal":
             raise UsageError(
@@ -180,85 +186,81 @@ class LanguageModel(TextGeneration):
         template = settings.template if talks else None
         return LanguageCodec(tokenizer, data.running, settings.context, mask, template=template)
 
-    @classmethod
-    def make_model(
-        cls, data: Texts, codec: LanguageCodec, settings: Any, origin: Origin | None
+    def model(
+        self, data: Any, codec: LanguageCodec, settings: Any, origin: Origin | None
     ) -> tuple[str, nn.Module]:
-        """Build the model for this vocabulary; a mask may come after it."""
+        """Model for this vocabulary; a mask may come after it."""
         vocab = max(codec.tokenizer.vocab, 0 if codec.mask is None else codec.mask + 1)
         if origin is not None:
             vocab = max(vocab, settings.model.vocab)
         config = replace(settings.model, vocab=vocab)
-        return settings.family, cls.build(settings.family, config, settings, origin)
+        return settings.family, build_model(settings.family, config, settings, origin)
 
-    def batches(self, data: Texts, settings: Any) -> TokenBatches:
-        """Return windows of the training part."""
-        self.dynamic = not data.running
-        if self.runs_as(settings) != self.name:
-            self.generation = {}
-        how = {"template": settings.template, "context": settings.context}
-        self.texts = tokenise_texts(data, self.tokenizer, **how)
-        return OBJECTIVES[settings.objective].batches(self.texts, self.codec, settings)
+    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+        """Windows of the training part, and the cross-entropy of the tokens to predict."""
+        objective, codec, model = OBJECTIVES[settings.objective], runner.codec, runner.model
+        texts = tokenise_texts(
+            data, codec.tokenizer, template=settings.template, context=settings.context
+        )
 
-    def count(self, batch: TokenBatch) -> tuple[int, int]:
-        """Return the tokens that the loss counts, and all that were read."""
-        return batch.tokens, batch.read
+        def baselines() -> dict[str, dict[str, float]]:
+            """Loss of the frequencies of tokens on the validation part."""
+            ids = {part: texts.columns[part].ids for part in ("train", "valid")}
+            for part, learnt in texts.learnt.items():
+                ids[part] = ids[part][learnt > 0]
+            if not len(ids["valid"]):
+                return {}
+            return {FREQUENCIES: {"loss": frequency_loss(ids["train"], ids["valid"])}}
 
-    def loss(self, batch: TokenBatch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the tokens to predict."""
-        objective = OBJECTIVES[settings.objective]
-        return objective.loss(self.model, batch, settings.label_smoothing)
+        return Lesson(
+            batches=objective.batches(texts, codec, settings),
+            count=lambda batch: (batch.tokens, batch.read),
+            loss=lambda batch: objective.loss(model, batch, settings.label_smoothing),
+            validate=lambda share: objective.validate(model, texts, codec, settings),
+            title=f"A {settings.objective} language model of {codec.tokenizer.vocab:,} tokens",
+            baselines=baselines,
+            generation=objective.generation,
+            runs_as=objective.runs_as,
+            dynamic=not data.running,
+        )
 
-    def validate(self, data: Texts, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return the scores of the objective on the validation part."""
-        objective = OBJECTIVES[settings.objective]
-        return objective.validate(self.model, self.texts, self.codec, settings)
 
-    def baselines(self, data: Texts, settings: Any) -> dict[str, dict[str, float]]:
-        """Loss of the frequencies of tokens on the validation part."""
-        ids = {part: self.texts.columns[part].ids for part in ("train", "valid")}
-        for part, learnt in self.texts.learnt.items():
-            ids[part] = ids[part][learnt > 0]
-        if not len(ids["valid"]):
-            return {}
-        return {FREQUENCIES: {"loss": frequency_loss(ids["train"], ids["valid"])}}
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
+    """Read the tokenizer, and the chat template of a checkpoint."""
+    codec = LanguageCodec.load(folder, model, config)
+    if "chat" not in config:
+        return codec
+    try:
+        return replace(codec, chat=check_chat(config["chat"]))
+    except UsageError as error:
+        raise UsageError(f"{folder / 'config.json'}: {error}") from None
 
-    def title(self, data: Texts, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        return f"A {settings.objective} language model of {self.tokenizer.vocab:,} tokens"
 
-    def runs_as(self, settings: Any) -> str:
-        """Return the task that the trained model is run by."""
-        return OBJECTIVES[settings.objective].runs_as
+def encoded_rows(codec: LanguageCodec, texts: Texts, part: str) -> tuple[list[list[int]], bool]:
+    """Ids of all texts of a part, and whether they are one running text."""
+    tokenizer = codec.tokenizer
+    if texts.running or codec.running:
+        parts = (ids for text in texts[part] for ids in encode_running(tokenizer, text))
+        return [[i for ids in parts for i in ids]], True
+    encoded = tokenizer.encode_batch(texts[part])
+    return [[tokenizer.bos, *ids, tokenizer.eos] for ids in encoded], False
 
-    # ---- Using
 
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> LanguageCodec:
-        """Read the tokenizer, and the chat template of a checkpoint."""
-        codec = LanguageCodec.load(folder, model, config)
-        if "chat" not in config:
-            return codec
-        try:
-            return replace(codec, chat=check_chat(config["chat"]))
-        except UsageError as error:
-            raise UsageError(f"{folder / 'config.json'}: {error}") from None
+class LossJudge(Judge):
+    """Judges a causal language model by its loss over texts."""
 
-    def read_test(self, settings: Any) -> Texts:
-        """Read the part that the model is judged on."""
-        return read_test_texts(settings, self.trained)
+    Settings = LanguageEval
 
-    def rows(self, texts: Texts, part: str) -> tuple[list[list[int]], bool]:
-        """Return the ids of all texts of a part, and whether they are one running text."""
-        if texts.running or self.codec.running:
-            parts = (ids for text in texts[part] for ids in encode_running(self.tokenizer, text))
-            return [[i for ids in parts for i in ids]], True
-        encoded = self.tokenizer.encode_batch(texts[part])
-        return [[self.tokenizer.bos, *ids, self.tokenizer.eos] for ids in encoded], False
+    def read(self, runner: Runner[Any], settings: Any) -> Texts:
+        """The part that a model is judged on."""
+        return read_test_texts(settings, runner.trained)
 
-    def predict_examples(self, data: Texts, settings: Any) -> Losses:
-        """Return the loss over a part."""
-        context, config = settings.context or self.window, self.model.config
+    def predict(
+        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+    ) -> Losses:
+        """Loss over a part."""
+        codec, config = runner.codec, runner.model.config
+        context = settings.context or runner.predictor.window
         if has_table(config.position) and context > config.max_length:
             raise UsageError(
                 f"context={context} is more than the {config.max_length} places "
@@ -268,48 +270,67 @@ class LanguageModel(TextGeneration):
         if has_conversations(texts):
             if settings.outputs:
                 raise UsageError("outputs= is for texts; it does not tell answers from questions")
-            template = self.codec.template or "plain"
-            pairs = list(encode_documents(texts, self.tokenizer, template, context))
+            template = codec.template or "plain"
+            pairs = list(encode_documents(texts, codec.tokenizer, template, context))
             rows, running = [ids for ids, _ in pairs], False
             learnt = np.concatenate([np.asarray(flags) for _, flags in pairs])
         else:
-            rows, running = self.rows(data, settings.part)
+            rows, running = encoded_rows(codec, data, settings.part)
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
         spans = spans_of(offsets, context)
-        total, count = span_loss(self.model, ids, spans, settings.batch_tokens, learnt)
+        total, count = span_loss(runner.model, ids, spans, settings.batch_tokens, learnt)
         return Losses(total, count, context, running)
 
-    def judge(self, data: Texts, predictions: Losses, settings: Any) -> Judged:
-        """Return loss per token, perplexity and bits per byte."""
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Any,
+        predictions: Losses,
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """Loss per token, perplexity and bits per byte."""
         total, tokens, context, running = predictions
         if not tokens:
             raise UsageError(f"{settings.data}: no token to predict in so short a text")
         texts, loss = data[settings.part], total / tokens
         size = count_bytes(texts)
-        kind = "running" if running else "documents"
-        signature = f"tokens:{tokens}|context:{context}|{kind}|tokenizer:{self.tokenizer.sha[:8]}"
+        kind, sha = "running" if running else "documents", runner.codec.tokenizer.sha[:8]
+        signature = f"tokens:{tokens}|context:{context}|{kind}|tokenizer:{sha}"
         scores = [
             Score("loss", loss, f"nats a token|{signature}", 4),
             Score("perplexity", perplexity(loss), signature, 3),
             Score("bits per byte", total / size / math.log(2), f"bytes:{size}|{signature}", 4),
         ]
-        return Judged(scores, sum(map(len, texts)))
+        return ScoredPredictions(scores, sum(map(len, texts)), made_with={"context": context})
 
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the settings that a score depends on."""
-        return {"context": settings.context or self.window}
-
-    def outputs(self, data: Texts, predictions: Losses, settings: Any) -> list[dict[str, Any]]:
-        """Return the loss of each text, or of each span that is read of a running one."""
-        rows, running = self.rows(data, settings.part)
+    def outputs(
+        self, runner: Runner[Any], data: Any, predictions: Losses, settings: Any
+    ) -> list[dict[str, Any]]:
+        """Loss of each text, or of each span that is read of a running one."""
+        rows, running = encoded_rows(runner.codec, data, settings.part)
         if running:
             spans = spans_of(np.array([0, len(rows[0])]), predictions.context).tolist()
             rows = [rows[0][start:end] for start, end in spans]
-        records = []
-        with self.using(settings):
+        records, context, tokens = [], predictions.context, settings.batch_tokens
+        with runner.using(settings):
             for row in rows:
-                total, count = self.row_loss(row, predictions.context, settings.batch_tokens)
-                loss, text = total / count if count else None, self.tokenizer.decode(row)
+                total, count = runner.predictor.row_loss(row, context, tokens)
+                loss, text = total / count if count else None, runner.codec.tokenizer.decode(row)
                 records.append({"text": text, "tokens": count, "loss": loss, "prediction": loss})
         return records
+
+
+LANGUAGE = Task(
+    name="language",
+    holds="text",
+    inputs=CONVERSATIONS,
+    target="",
+    unit="characters",
+    objective=LanguageObjective(),
+    predictor=Completer,
+    judge=LossJudge(),
+    judged=LanguageEval,
+    load_codec=load_codec,
+)

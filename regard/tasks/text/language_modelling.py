@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import CausalBatches, TokenBatch, TokenBatches, evenly_spread, spans_of
-from regard.decode.generate import GenerateOptions
+from regard.decode.generate import NEW_TOKENS, GenerateOptions
 from regard.errors import UsageError
 from regard.layers.vocabulary import CappedHead
 from regard.models.protocols import Model, TextModel
@@ -201,30 +201,11 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, LARGEST_LOSS))
 
 
-class Objective(Protocol):
-    """What a model learns from text: its batches, their loss, and its scores on the valid part."""
-
-    runs_as: str  # the task that runs the trained model, and that its families serve
-
-    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
-        """Return the batches of a training."""
-        ...
-
-    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
-        """Return the summed cross-entropy of the tokens to predict."""
-        ...
-
-    def validate(
-        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
-    ) -> dict[str, float]:
-        """Return the scores on the validation part; `better` is to be raised."""
-        ...
-
-
 class Causal:
     """Every token is predicted from those before it."""
 
-    runs_as = "language"
+    runs_as = "language"  # the task that runs the trained model, and that its families serve
+    generation = {"temperature": 0.8, "top_p": 0.95, "max_length": NEW_TOKENS}
 
     def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
         """Return the batches of a training."""
@@ -271,6 +252,7 @@ class Masked:
     """Some words are masked, and predicted from all around them (Devlin et al. 2019)."""
 
     runs_as = "fill"
+    generation: dict[str, Any] = {}
 
     def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
         """Return the batches of a training."""
@@ -344,4 +326,4 @@ def masked_scores(
     return MaskedScores(loss, perplexity(loss), 100 * right / tokens)
 
 
-OBJECTIVES: dict[str, Objective] = {"causal": Causal(), "masked": Masked()}
+OBJECTIVES: dict[str, Causal | Masked] = {"causal": Causal(), "masked": Masked()}
