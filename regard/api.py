@@ -162,7 +162,9 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]
 ) -> "Runner[Filled]": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]) -> "Runner[Embedded]": ...
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
+) -> "Runner[Embedded]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]

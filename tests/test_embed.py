@@ -88,7 +88,9 @@ def test_real_weights_give_the_embeddings_that_transformers_gives(minilm):
         hidden = theirs(**given).last_hidden_state
     right = torch.nn.functional.normalize((hidden * keep).sum(1) / keep.sum(1), dim=-1)
     model = regard.load(minilm)
-    assert model.name == "embed" and model.predictor.max_length == 256  # sentence_bert_config.json says so
+    assert (
+        model.name == "embed" and model.predictor.max_length == 256
+    )  # sentence_bert_config.json says so
     mine = vectors(model, texts)
     assert np.abs(mine - right.numpy()).max() < 1e-5
     pairs = [f"{texts[a]}\t{texts[b]}" for a, b in ((0, 1), (2, 3), (0, 2), (1, 3))]
@@ -207,7 +209,7 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     ]
     (folder / "modules.json").write_text(json.dumps(parts))
     theirs = regard.load(folder)
-    assert theirs.check({}).pooling == "max" and theirs.max_length == 7
+    assert theirs.check({}).pooling == "max" and theirs.predictor.max_length == 7
     assert not theirs.check({}).normalise
     regard.import_model(folder, out=str(tmp_path / "ours"))
     ours = regard.load(tmp_path / "ours")

@@ -375,7 +375,7 @@ def test_the_starter_is_translated_by_the_engine_and_says_what_the_search_says(m
     model = regard.load("en-zh")
     lines = ["How are you?", "", "I like tea. Where is it?", "He went home."]
     ours = model.run(lines, n_best=2, scores=True)
-    assert model.decoder.engine is not None
+    assert model.predictor.decoder.engine is not None
     monkeypatch.setattr(Transformer, "engine", lambda *words: None)
     theirs = model.run(lines, n_best=2, scores=True)
     assert list(map(str, ours)) == list(map(str, theirs))
@@ -384,7 +384,7 @@ def test_the_starter_is_translated_by_the_engine_and_says_what_the_search_says(m
 def test_int8_is_chosen_by_quantise_and_refused_where_it_cannot_be(monkeypatch):
     model = regard.load("en-zh")
     assert str(model.run("How are you?", quantise="int8"))
-    assert model.decoder.engine.dtype == torch.int8
+    assert model.predictor.decoder.engine.dtype == torch.int8
     with pytest.raises(UsageError, match="unknown quantise 'int4'"):
         model.run("How are you?", quantise="int4")
     with pytest.raises(UsageError, match="quantise=int8 is done by the engine"):

@@ -504,7 +504,7 @@ def test_a_text_of_which_a_tokenizer_keeps_nothing_has_no_answer_and_that_is_tol
     their_model("t5", vocab_size=len(words)).save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     model = regard.load(tmp_path)
-    assert model.encode_source("\x01", model.check({})) == []
+    assert model.predictor.encode("\x01", model.check({})) == []
     alone, after = model.run(["\x01", "\x01A cat"], max_length=5)
     assert str(alone) == "" and str(after) == str(model.run("A cat", max_length=5))
     assert "no answer to '\\x01', of which its tokenizer keeps nothing" in capsys.readouterr().err

@@ -388,9 +388,7 @@ def test_help_of_every_verb_lists_its_keys(case, run, capsys):
         assert f"  {key} " in capsys.readouterr().out, verb
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in TASKS if task(n).target is not None]
-)
+@pytest.mark.parametrize("name", [n for n in TASKS if task(n).target is not None])
 def test_a_wrong_part_is_refused_before_data_are_read_and_leaves_nothing(name: str, tmp_path: Path):
     kind, asked = task(name), 0
     keys = {*kind.short, *(row.key for row in describe(kind.Train))}
