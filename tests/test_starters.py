@@ -146,7 +146,7 @@ def test_starters_say_what_they_are_not_good_for():
 def test_letters_are_read_at_three_speeds_and_a_picture_shows_what_run_writes():
     model = regard.load("letters")
     assert model.check({}).speeds == (0.9, 1.0, 1.1)
-    part = model.read_part_of(str(DATA / "an4"), "valid").parts.parts["valid"]
+    part = model.read_part_of(str(DATA / "an4"), "valid")["valid"]
     noise = np.random.default_rng(0).normal(0, 0.1, 16_000).astype(np.float32)
     sounds = [*(part.read(i) for i in range(0, 60, 6)), noise]
     said = [str(answer) for answer in model.run(sounds)]
