@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         heads as heads,
         import_model as import_model,
         list_models as list_models,
-        list_recipes as list_recipes,
         load as load,
         look as look,
         train as train,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from regard.models import MODELS as MODELS
     from regard.models.local import LocalRelation as LocalRelation
     from regard.native import fast as fast
+    from regard.recipes import list_recipes as list_recipes
 
 __version__ = "0.1.0"
 

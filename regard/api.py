@@ -1,21 +1,15 @@
 """All that the command line does, as functions."""
 
-import re
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from regard import __version__
 from regard.data.split import Split
 from regard.errors import UsageError, log_once, nearest
 from regard.files import read_json
-from regard.metrics.results import Named
-from regard.models.folder import WEIGHTS_FILE, load_folder
-from regard.pretrained.import_export import EXPORTS, ExportSettings
+from regard.metrics.results import Saved
+from regard.models.folder import WEIGHTS_FILE
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
 from regard.settings import fill
 from regard.tasks import TASKS, task_for
@@ -33,6 +27,7 @@ if TYPE_CHECKING:
     from regard.insight.dictionary import Dictionary
     from regard.insight.directions import Directions
     from regard.insight.heads import Heads
+    from regard.insight.looking import Shown
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
@@ -51,8 +46,8 @@ Place = str | Path
 VECTORS = {"embed": "fill"}  # a name for the vectors of a starter: one folder of weights for both
 
 
-def given(**values: Any) -> dict[str, Any]:
-    """Return the settings that were said."""
+def not_none(**values: Any) -> dict[str, Any]:
+    """Settings that are given."""
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -195,15 +190,10 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
     instead. One input to run() gives one answer, a list of inputs a list of answers.
     """
-    from regard.pretrained.folder import read_any_config
+    from regard.pretrained.import_export import read_any_model
 
     folder = find_model(name_or_folder)
-    read, foreign = read_any_config(folder)
-    if foreign:
-        model, config, _ = _import(folder, device)
-    else:
-        model, config = load_folder(folder, device, read)
-        config["generation"] = _generation(folder)
+    model, config = read_any_model(folder, device)
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(
             f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}"
@@ -328,9 +318,22 @@ def train(
     Returns a Report: folder, step, steps, finished, and the scores on the validation part by
     name, as in report["loss"].
     """
-    settings |= given(data=data, valid=valid, test=test, out=out, init=init, size=size)
-    settings |= given(minutes=minutes, steps=steps, epochs=epochs, lr=lr, batch_tokens=batch_tokens)
-    settings |= given(dropout=dropout, seed=seed, device=device)
+    settings |= not_none(
+        data=data,
+        valid=valid,
+        test=test,
+        out=out,
+        init=init,
+        size=size,
+        minutes=minutes,
+        steps=steps,
+        epochs=epochs,
+        lr=lr,
+        batch_tokens=batch_tokens,
+        dropout=dropout,
+        seed=seed,
+        device=device,
+    )
     task, values, followed = plan(task_or_recipe, settings)
     return task_class(task).train(values, quiet=quiet, recipe=followed)
 
@@ -358,7 +361,7 @@ def compare(
     """
     from regard.lab.variants import compare
 
-    settings |= given(data=data, out=out, seeds=seeds, parallel=parallel)
+    settings |= not_none(data=data, out=out, seeds=seeds, parallel=parallel)
 
     name = task_or_recipe
     task, followed = task_of(name), recipe(name) if name in RECIPES else None
@@ -451,7 +454,7 @@ def evaluate(
     """
     from regard.pretrained.folder import is_foreign
 
-    settings |= given(data=data, part=part, outputs=outputs)
+    settings |= not_none(data=data, part=part, outputs=outputs)
     folder = find_model(model) if isinstance(model, str | Path) else None
     settings = materialise_data(settings)
     sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
@@ -494,97 +497,16 @@ def look(
     after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
     task: `regard look MODEL --help`.
     """
-    from regard.tasks.frame.settings import RunSettings
-    from regard.viewer.notebook import Look
+    from regard.insight.looking import look_at, play_movie
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
-        return _movie(model, texts, out, settings)
+        return play_movie(model, texts, out, settings)
     if isinstance(texts, list | tuple) and not texts:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
-    loaded: Any
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
-    texts, _ = loaded.inputs_of(texts, RunSettings(settings.get("columns")))
     if word is not None:
-        from regard.insight.words import compare_word
-
-        for key in (*settings, *given(layers=layers, heads=heads)):
-            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
-        drawing = compare_word(loaded, list(texts), word)
-        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
-    from regard.insight.looking import asks, look_into, shown_in
-
-    findings: list[Any] = []
-    if asks(settings):
-        pictures, findings = look_into(loaded, texts, settings, layers)
-        seen, layers, heads = Look(shown_in(pictures, out)), None, None
-    else:
-        seen = Look([loaded.picture(text, **settings) for text in texts])
-    if out is None:
-        return Shown(seen, layers, heads, findings)
-    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
-
-
-def _movie(model: Any, texts: Any, out: Place | None, settings: dict[str, Any]) -> "Saved":
-    """Write the page that plays the pictures of a training."""
-    from regard.files import write_atomically
-    from regard.viewer.movie import movie_page
-
-    others = sorted(key for key in settings if key != "movie")
-    if others or len(texts):
-        what = f"{others[0]}=" if others else f"{texts[0]!r:.40}"
-        raise UsageError(f"movie=true plays the inputs of the training; leave {what} out")
-    if not isinstance(model, str | Path) or not Path(model).is_dir():
-        raise UsageError(f"movie=true: {model!s:.60} is no folder of a training")
-    if out is None or Path(out).suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"movie=true: out={out} is no page; add out=movie.html")
-    write_atomically(out, movie_page(Path(model)))
-    return Saved(str(out))
-
-
-@dataclass(frozen=True)
-class Saved(Named):
-    """A file or folder that was written, and what was found, if that is shown there."""
-
-    path: str
-    findings: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what a JSON line holds."""
-        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
-        return {"path": self.path, **found}
-
-
-class Shown:
-    """Pictures of chosen layers and heads, which show themselves in a notebook."""
-
-    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
-        from regard.viewer.notebook import Look
-        from regard.viewer.picture import choose_views
-
-        self.findings = tuple(findings)
-        self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
-
-    def _repr_html_(self) -> str:
-        return self.look._repr_html_()
-
-    def to_dict(self) -> Any:
-        """Return what a JSON line holds: what was found, or what was read and answered."""
-        if self.findings:
-            return {"findings": [one.to_dict() for one in self.findings]}
-        return str(self)
-
-    def __repr__(self) -> str:
-        return f"Shown({self.look!r})"
-
-    def __str__(self) -> str:
-        pictures = self.look.pictures
-        if self.findings:
-            return "\n\n".join(map(str, self.findings))
-        told = [f"{picture.source} -> {picture.output}" for picture in pictures]
-        return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+        settings["word"] = word
+    return look_at(loaded, texts, settings, out=out, layers=layers, heads=heads)
 
 
 def load_with_data(model: "Place | Runner[Any]", data: Any) -> tuple[Any, Any]:
@@ -613,7 +535,7 @@ def heads(
     from regard.insight.heads import HeadsSettings, measured
 
     loaded, data = load_with_data(model, data)
-    asked = fill(HeadsSettings, settings | given(data=data, out=out))
+    asked = fill(HeadsSettings, settings | not_none(data=data, out=out))
     return measured(loaded, asked, quiet=quiet)
 
 
@@ -638,7 +560,7 @@ def dictionary(
     from regard.insight.dictionary import dictionary_of
 
     loaded, data = load_with_data(model, data)
-    settings = materialise_data(settings) | given(at=at, data=data, out=out)
+    settings = materialise_data(settings) | not_none(at=at, data=data, out=out)
     return dictionary_of(loaded, settings, quiet=quiet)
 
 
@@ -659,7 +581,7 @@ def cost(
     `size` is tiny, small, base or big, `image` the side of an image in pixels, `length` the tokens
     of a text, `batch` how many at once.
     """
-    settings |= given(size=size, image=image, length=length, batch=batch)
+    settings |= not_none(size=size, image=image, length=length, batch=batch)
     from regard.costs.report import cost, cost_of
 
     if not isinstance(model, str | Path):
@@ -678,7 +600,7 @@ def filter(name: str, photo: Place, /, *, out: Place | None = None, **settings: 
     """
     from regard.filters.program import filter_photo
 
-    settings |= given(out=out)
+    settings |= not_none(out=out)
     return Saved(str(filter_photo(name, photo, settings)))
 
 
@@ -699,7 +621,7 @@ def directions(
     from regard.insight.directions import find_directions
 
     loaded, data = load_with_data(model, settings.pop("data", None))
-    settings |= given(data=data)
+    settings |= not_none(data=data)
     return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
@@ -726,47 +648,21 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     It is a folder of Hugging Face's kind, whose weights may also be in pytorch_model.bin, or a GGUF
     file; both are read by a process of their own with little memory and time.
     """
-    from regard.pretrained.convert import readable
-    from regard.pretrained.import_export import ImportSettings
+    from regard.pretrained.import_export import import_checkpoint
 
-    fill(ImportSettings, settings | given(out=out))
-    if out is None:
-        raise UsageError("out is missing; add out=FOLDER for the imported model")
-    if not Path(folder).exists():
-        raise UsageError(f"{folder}: no such folder; expected one with config.json and weights")
-    with readable(folder) as source:
-        return _take_over(source, out)
+    return Saved(str(import_checkpoint(folder, settings | not_none(out=out), _whole)))
 
 
-def _take_over(folder: Path, out: Place) -> Saved:
-    """Write a folder with config.json and safetensors as one of Regard's."""
-    from regard.files import making, write_atomically
-    from regard.files.hashes import seal
-    from regard.files.weights import state_of
-    from regard.models.folder import save_config, save_parts, save_weights
-    from regard.pretrained.folder import is_foreign, write_json
-    from regard.pretrained.shards import no_weights
-    from regard.pretrained.tokenizer_folder import save_tokenizers
+def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
+    """Write a trained model in the words of another tool.
 
-    if not (Path(folder) / "config.json").exists():
-        raise no_weights(Path(folder))
-    if not is_foreign(folder):
-        read_json(Path(folder) / "config.json")
-        raise UsageError(f"{folder}: its config.json names no model_type; expected that of others")
-    model, config, tokenizers = _import(Path(folder))
-    known = ("regard_format", "family", "task", "model", "generation")
-    about = {key: value for key, value in config.items() if key not in known}
-    with making(out) as partial:
-        save_weights(partial, state_of(model))
-        if "pretraining" in config:
-            save_parts(partial, state_of(_whole(Path(folder), model, config)))
-        if tokenizers[0] is not None:  # a model that reads images has none
-            save_tokenizers(partial, tokenizers)
-            write_json(partial / "generation_config.json", config.get("generation", {}))
-        write_atomically(partial / "README.md", _card(config, model))
-        save_config(partial, model, name=config["family"], task=config["task"], about=about)
-        seal(partial)
-    return Saved(str(out))
+    export("runs/mine", out="exported")
+
+    `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
+    """
+    from regard.pretrained.import_export import export_model
+
+    return Saved(str(export_model(find_model(model), settings | not_none(out=out), _whole)))
 
 
 def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:
@@ -775,114 +671,9 @@ def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:
     return encoder.whole()
 
 
-def _card(config: dict[str, Any], model: "nn.Module") -> str:
-    """Write the README of a model that was imported."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    came = config["imported"]
-    return (
-        f"# A model for `{config['task']}`\n\n{came['architecture']} ({came['model_type']}), "
-        f"{count:,} parameters, imported by Regard {__version__}.\n"
-    )
-
-
-def _import(folder: Path, device: str = "cpu") -> tuple[Any, dict[str, Any], tuple[Any, Any]]:
-    """Read a public checkpoint, or one that we have exported."""
-    from regard.pretrained.folder import import_folder
-    from regard.pretrained.generation import read_generation
-    from regard.pretrained.tokenizer_folder import load_tokenizers
-
-    model, config, tokenizers = import_folder(folder, device, load_tokenizers)
-    config["generation"] = read_generation(folder, config["task"])
-    return model, config, tokenizers
-
-
-def _generation(folder: Path) -> dict[str, Any]:
-    """Return how a model of ours writes by default."""
-    path = folder / "generation_config.json"
-    told = read_json(path) if path.exists() else {}
-    if not isinstance(rules := told.get("rules", {}), dict | None):
-        raise UsageError(f"{path}: 'rules' are {rules!r:.40}; expected an object")
-    return told
-
-
-def export(
-    model: Place, /, *, format: str = "huggingface", out: Place | None = None, **settings: Any
-) -> Saved:
-    """Write a trained model in the words of another tool.
-
-    export("runs/mine", out="exported")
-
-    `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
-    """
-    asked = fill(ExportSettings, {"format": format, "out": out, **settings})
-    if asked.out is None:
-        raise UsageError("out is missing; add out=FOLDER for the exported model")
-    for key in settings.keys() - EXPORTS[format]:
-        raise UsageError(f"{key}= is not for format={format}; leave it out")
-    if format == "huggingface":
-        return _export_huggingface(find_model(model), asked.out, asked)
-    from regard.pretrained.ctranslate2 import export_ctranslate2
-
-    loaded: Any = load(model)
-    if loaded.name != "translate":
-        raise UsageError(
-            f"CTranslate2 takes a model for translate from us, not one for {loaded.name}"
-        )
-    place = export_ctranslate2(
-        loaded.model,
-        loaded.codec.source,
-        loaded.codec.target,
-        asked.out,
-        asked.quantization,
-    )
-    return Saved(str(place))
-
-
-def _export_huggingface(folder: Path, out: Path, asked: ExportSettings) -> Saved:
-    """Write a model as transformers' AutoModel and AutoTokenizer read it."""
-    from regard.files import making
-    from regard.pretrained.folder import export_weights, is_foreign
-    from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizers
-
-    if is_foreign(folder):
-        model, config, tokenizers = _import(folder)
-    else:
-        model, config = load_folder(folder)
-        config["generation"] = _generation(folder)
-        other = {"image", "series", *({"sound"} if config.get("labels") else ())}
-        reads_text = not other & config.keys() or hasattr(model, "texts")
-        tokenizers = load_tokenizers(folder) if reads_text else (None, None)
-    with making(out) as partial:
-        most = asked.max_shard and asked.max_shard * 10**6
-        sizes: dict[str, Any] = {"dtype": asked.dtype, "max_shard": most}
-        told = config.get("pretraining")
-        if isinstance(told, dict) and told.get("by") == "mae":
-            sizes["whole"] = _whole(folder, model, config)
-        export_weights(model, config, tokenizers, partial, **sizes)
-        if tokenizers[0] is not None:
-            export_tokenizers(partial, tokenizers, config)
-    return Saved(str(out))
-
-
 def starters_home() -> Path:
     """Return where the models that ship with the package lie."""
     return Path(str(resources.files("regard"))) / "starters"
-
-
-class Promises(Listing):
-    """Recipes with what each promises: what it is, how long it takes, and what it gives."""
-
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        wide = max(60, min(get_terminal_size((100, 24)).columns, 120)) - width - 2
-        lines = []
-        for name, told in self.items():
-            body, *parts = re.split(r" (?=(?:Command|Takes|Gives): )", told)
-            first = re.split(r"(?<=[.:]) ", body)[0]
-            shown = [first, *(part for part in parts if not part.startswith("Command"))]
-            rows = [row for part in shown for row in wrap(part, wide, subsequent_indent="       ")]
-            lines += [f"{name if n == 0 else '':{width}}  {row}" for n, row in enumerate(rows)]
-        return "\n".join([*lines, "", "regard train NAME [data=...] follows one; --json tells all"])
 
 
 def list_models() -> Listing:
@@ -898,8 +689,3 @@ def list_models() -> Listing:
         name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS
     }
     return Listing({**shipped, **families})
-
-
-def list_recipes() -> Promises:
-    """List the recipes with what they promise."""
-    return Promises({name: " ".join((recipe(name).__doc__ or "").split()) for name in RECIPES})

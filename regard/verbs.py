@@ -279,7 +279,7 @@ TABLE = (
     ),
     Verb(
         "recipes",
-        "regard.api:list_recipes",
+        "regard.recipes:list_recipes",
         (),
         "",
         "list the published recipes with what they promise",

@@ -271,7 +271,7 @@ TABLE = {
     "an examination for an unknown size": (fine, ["doctor", "data", "size=huge"], "size 'huge'"),
     "an examination with an unknown key": (fine, ["doctor", "data", "sise=tiny"], "key 'sise'"),
     # exporting
-    "an unknown format": (fine, ["export", "model", "format=onxx", "out=x"], "format=onxx"),
+    "an unknown format": (fine, ["export", "model", "format=onxx", "out=x"], "format 'onxx'"),
     "an export to nowhere": (fine, ["export", "model", "format=ctranslate2"], "out is missing"),
     "an export under a file": (fine, [*EXPORT, "out=data/train.en/x"], "not a directory"),
     "an export with an unknown key": (fine, [*EXPORT, "out=x", "bits=8"], "unknown key 'bits'"),

@@ -1,13 +1,22 @@
 """What `regard look` shows beside attention: causes, the lens of each layer, and patching."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
+from regard.files import write_atomically
 from regard.insight.causes import find_causes, parse_cuts, pictures_of
 from regard.insight.lens import find_lens
 from regard.insight.patching import find_patches
-from regard.viewer.picture import Picture
+from regard.insight.words import compare_word
+from regard.metrics.results import Saved
+from regard.tasks.frame.settings import RunSettings
+from regard.viewer.drawing import Drawing
+from regard.viewer.movie import movie_page
+from regard.viewer.notebook import Look
+from regard.viewer.picture import Picture, choose_views
 
 KINDS = ("cause", "lens", "patch")
 
@@ -56,3 +65,85 @@ def shown_in(pictures: Sequence[Picture], out: Any) -> list[Picture]:
         drawn = [each for each in pictures if each.effects is not None]
         return drawn or [each for each in pictures if each.tables]
     return [each for each in pictures if each.views or each.steps]
+
+
+class Shown:
+    """Pictures of chosen layers and heads, which show themselves in a notebook."""
+
+    def __init__(self, seen: Any, layers: Any, heads: Any, findings: Any = ()):
+        self.findings = tuple(findings)
+        self.look = Look([choose_views(picture, layers, heads) for picture in seen.pictures])
+
+    def _repr_html_(self) -> str:
+        return self.look._repr_html_()
+
+    def to_dict(self) -> Any:
+        """Return what a JSON line holds: what was found, or what was read and answered."""
+        if self.findings:
+            return {"findings": [one.to_dict() for one in self.findings]}
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"Shown({self.look!r})"
+
+    def __str__(self) -> str:
+        pictures = self.look.pictures
+        if self.findings:
+            return "\n\n".join(map(str, self.findings))
+        told = [f"{picture.source} -> {picture.output}" for picture in pictures]
+        return "\n".join([*told, "give out=attention.html or out=attention.png to see it"])
+
+
+def look_at(
+    task: Any,
+    texts: Any,
+    settings: dict[str, Any],
+    *,
+    out: str | Path | None = None,
+    layers: Any = None,
+    heads: Any = None,
+) -> Shown | Saved | Drawing:
+    """Draw where a loaded model looks, or what else the settings ask for.
+
+    Args:
+        task: the model.
+        texts: its inputs.
+        settings: those of look; with `word`, its vectors in the inputs are compared, and nothing
+            else is set.
+        out: file to write; without one the pictures are returned.
+        layers: numbers of those to draw.
+        heads: the same of heads.
+    """
+    texts, _ = task.inputs_of(texts, RunSettings(settings.get("columns")))
+    if "word" in settings:
+        word = settings.pop("word")
+        drawn = {"layers": layers, "heads": heads}
+        for key in (*settings, *(key for key, value in drawn.items() if value is not None)):
+            raise UsageError(f"unknown key '{key}'; with word= there is nothing to set but out=")
+        drawing = compare_word(task, list(texts), word)
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
+    findings: list[Any] = []
+    if asks(settings):
+        pictures, findings = look_into(task, texts, settings, layers)
+        seen, layers, heads = Look(shown_in(pictures, out)), None, None
+    else:
+        seen = Look([task.picture(text, **settings) for text in texts])
+    if out is None:
+        return Shown(seen, layers, heads, findings)
+    return Saved(str(seen.save(out, layers, heads)), tuple(findings))
+
+
+def play_movie(
+    model: Any, texts: Any, out: str | Path | None, settings: Mapping[str, Any]
+) -> Saved:
+    """Write the page that plays the pictures of a training."""
+    others = sorted(key for key in settings if key != "movie")
+    if others or len(texts):
+        what = f"{others[0]}=" if others else f"{texts[0]!r:.40}"
+        raise UsageError(f"movie=true plays the inputs of the training; leave {what} out")
+    if not isinstance(model, str | Path) or not Path(model).is_dir():
+        raise UsageError(f"movie=true: {model!s:.60} is no folder of a training")
+    if out is None or Path(out).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"movie=true: out={out} is no page; add out=movie.html")
+    write_atomically(out, movie_page(Path(model)))
+    return Saved(str(out))

@@ -1,7 +1,7 @@
 """Results whose fields can be read as items too: `report.steps` and `report["steps"]`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.errors import UsageError, nearest
@@ -72,3 +72,19 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+
+
+@dataclass(frozen=True)
+class Saved(Named):
+    """A file or folder that was written, and what was found, if that is shown there."""
+
+    path: str
+    findings: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a JSON line holds."""
+        found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
+        return {"path": self.path, **found}

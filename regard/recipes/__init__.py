@@ -1,13 +1,17 @@
 """Published runs by name; the docstring of each states its command, time and score."""
 
 import os
+import re
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from regard.errors import UsageError, lookup
 from regard.tasks import TASKS
+from regard.verbs import Listing
 
 # name, also of the module, in the order of `regard recipes`
 RECIPES = {
@@ -85,3 +89,24 @@ def resolve_data(path: Any) -> Any:
 
 def _shared() -> Path:
     return Path(os.environ.get("REGARD_DATA", Path("..") / "shared" / "data"))
+
+
+class Promises(Listing):
+    """Recipes with what each promises: what it is, how long it takes, and what it gives."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        wide = max(60, min(get_terminal_size((100, 24)).columns, 120)) - width - 2
+        lines = []
+        for name, told in self.items():
+            body, *parts = re.split(r" (?=(?:Command|Takes|Gives): )", told)
+            first = re.split(r"(?<=[.:]) ", body)[0]
+            shown = [first, *(part for part in parts if not part.startswith("Command"))]
+            rows = [row for part in shown for row in wrap(part, wide, subsequent_indent="       ")]
+            lines += [f"{name if n == 0 else '':{width}}  {row}" for n, row in enumerate(rows)]
+        return "\n".join([*lines, "", "regard train NAME [data=...] follows one; --json tells all"])
+
+
+def list_recipes() -> Promises:
+    """List the recipes with what they promise."""
+    return Promises({name: " ".join((recipe(name).__doc__ or "").split()) for name in RECIPES})
