@@ -39,7 +39,8 @@ def run(call: Call) -> None:
         if live and sys.stdin.isatty():
             return model.session(call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
-        print_answers(model, chunks(sys.stdin.buffer, size, column_of(model, call)), call)
+        lines = read_lines(sys.stdin.buffer, column_of(model, call))
+        print_answers(model, in_chunks(lines, size), call)
         return
     number, literal = 0, len(texts) - call.literal
     words: list[Input] = []
@@ -90,7 +91,8 @@ def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int
         rows = found.inputs if found else table_rows(path, model, call)
         return print_answers(model, in_chunks(rows, CHUNK), call, number)
     with opened(path) as file:
-        return print_answers(model, chunks(file, CHUNK, column_of(model, call), path), call, number)
+        lines = read_lines(file, column_of(model, call), path)
+        return print_answers(model, in_chunks(lines, CHUNK), call, number)
 
 
 def print_answers(
@@ -107,7 +109,7 @@ def print_answers(
     An answer that is shown `whole` may have several lines.
     """
     for chunk, mistake in parts:
-        for line in answers(model, chunk, call, first=number, named=named):
+        for line in answers(model, chunk, call, first=number, named=named) if chunk else ():
             print(line if whole else line.replace("\n", " "))
         sys.stdout.flush()
         number += len(chunk)
@@ -116,44 +118,31 @@ def print_answers(
     return number
 
 
-def chunks(
-    file: BinaryIO, size: int, choose: Choose, name: str = "standard input"
-) -> Iterator[tuple[list[Input], UsageError | None]]:
-    """Read lines, or JSON lines, a chunk at a time; what is wrong comes after the lines before it.
-
-    The first line decides which of the two they are.
-    """
+def read_lines(file: BinaryIO, choose: Choose, name: str = "standard input") -> Iterator[Input]:
+    """Inputs of lines, or of JSON lines; the first line decides which of the two they are."""
     from regard.data.lines import read_stream
 
-    chunk: list[Input] = []
     records: bool | None = None
-    letters = 0
-    try:
-        for number, line in read_stream(file, name):
-            if records is None:
-                records = is_record(line)
-            where = f"{name}:{number}"
-            chunk.append(read_record(line, where, choose) if records else (line, None))
-            letters += len(line)
-            if len(chunk) == size or letters >= LETTERS:
-                yield chunk, None
-                chunk, letters = [], 0
-        yield chunk, None
-    except UsageError as mistake:
-        yield chunk, mistake
+    for number, line in read_stream(file, name):
+        if records is None:
+            records = is_record(line)
+        yield read_record(line, f"{name}:{number}", choose) if records else (line, None)
 
 
 def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
-    """Return inputs a chunk at a time; what is wrong comes after those before it."""
+    """Inputs a chunk at a time, none of them empty; what is wrong comes after those before it."""
     chunk: list[Input] = []
+    letters, mistake = 0, None
     try:
-        for row in rows:
-            chunk.append(row)
-            if len(chunk) == size:
+        for text, record in rows:
+            chunk.append((text, record))
+            letters += len(str(record or text))
+            if len(chunk) == size or letters >= LETTERS:
                 yield chunk, None
-                chunk = []
-        yield chunk, None
-    except UsageError as mistake:
+                chunk, letters = [], 0
+    except UsageError as error:
+        mistake = error
+    if chunk or mistake:
         yield chunk, mistake
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import regard
 from regard import cli
-from regard.answering import chunks
+from regard.answering import in_chunks, read_lines
 from regard.cli import main
 from regard.data.columns import input_column
 from regard.modalities.text import TEXT
@@ -217,7 +217,7 @@ source = partial(input_column, usual=TEXT.columns)  # the field that is read
 
 
 def read(text: bytes, size: int = 512):
-    return list(chunks(io.BytesIO(text), size, source))
+    return list(in_chunks(read_lines(io.BytesIO(text), source), size))
 
 
 def test_lines_end_only_at_newlines():
@@ -228,13 +228,13 @@ def test_lines_end_only_at_newlines():
 
 def test_reading_never_runs_ahead():
     file = io.BytesIO(b"x\n" * 10)
-    assert [(len(chunk), file.tell()) for chunk, _ in chunks(file, 4, source)] == [
+    assert [(len(chunk), file.tell()) for chunk, _ in in_chunks(read_lines(file, source), 4)] == [
         (4, 8),
         (4, 16),
         (2, 20),
     ]
     long = io.BytesIO((b"x" * 400_000 + b"\n") * 4)
-    assert [len(chunk) for chunk, _ in chunks(long, 512, source)] == [3, 1]
+    assert [len(chunk) for chunk, _ in in_chunks(read_lines(long, source), 512)] == [3, 1]
 
 
 @pytest.mark.parametrize(

@@ -147,3 +147,27 @@ def test_shares_that_were_kept_by_an_older_comparison_become_percent(tmp_path):
     assert load_results(tmp_path)["a", 1]["scores"]["accuracy"] == 25.0
     (tmp_path / "results.json").write_text(json.dumps({"accuracy_in": "percent", "runs": [run]}))
     assert load_results(tmp_path)["a", 1]["scores"]["accuracy"] == 0.25
+
+
+@pytest.mark.parametrize("lines", [0, 1, 4, 5])
+def test_a_model_is_asked_for_lines_alone(lines, tmp_path, capsys, monkeypatch):
+    """Neither before a file nor after it is a model given nothing to answer."""
+    asked = []
+    model = regard.load("en-zh")
+    monkeypatch.setattr(type(model), "answer", watched(type(model).answer, asked))
+    monkeypatch.setattr("regard.answering.CHUNK", 4)
+    file = tmp_path / "lines.txt"
+    file.write_text("Yes.\n" * lines)
+    assert main(["run", "en-zh", str(file), "Thank you.", "--quiet"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == lines + 1
+    assert sum(asked) == lines + 1 and min(asked) > 0
+
+
+def watched(answer, asked):
+    """A method of a model that notes how many inputs it is given."""
+
+    def note(self, texts, *more, **keys):
+        asked.append(len(texts))
+        return answer(self, texts, *more, **keys)
+
+    return note
