@@ -159,7 +159,8 @@ def test_everything_with_a_name_is_completed():
     assert set(starters()) == set(found["run"]) < set(found["cost"])
     assert set(PIECES) == set(found["show"])
     assert {*SHELLS} == set(found["completion"])
-    assert {"optimiser=adamw", "optimiser=muon"} < set(found["train language"])
+    assert {"norm=rms", "norm=layer", "optimiser=adamw"} < set(found["train language"])
+    assert {"seeds=", "norm=rms"} < set(found["compare language"])
     assert "beam=" in found["run en-zh"] and "beam=" not in found["run fashion"]
     for words in found.values():
         assert not [word for word in words if re.search(r"[\s'\"\\$]", word)]
