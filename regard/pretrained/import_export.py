@@ -14,7 +14,7 @@ from regard.files.hashes import seal
 from regard.files.weights import state_of
 from regard.models.folder import load_folder, save_config, save_parts, save_weights
 from regard.pretrained.folder import (
-    DTYPES,
+    EXPORT_DTYPES,
     export_weights,
     import_folder,
     is_foreign,
@@ -46,7 +46,7 @@ class ExportSettings:
 
     out: Path | None = setting(None, "folder to write the model to")
     format: str = setting("huggingface", "tool to write for", choices=EXPORTS)
-    dtype: str = setting("float32", "huggingface: type of the weights", choices=DTYPES)
+    dtype: str = setting("float32", "huggingface: type of the weights", choices=EXPORT_DTYPES)
     max_shard: int | None = setting(None, "huggingface: MB of a file of weights", min=1, max=10**6)
     quantization: str | None = setting(
         None,
