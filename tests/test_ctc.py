@@ -22,7 +22,7 @@ from regard.decode.speech.ctc_align import align, alignable, not_alignable, requ
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.models.gpt import GPT, GPTConfig
-from regard.training.ctc_loss import ctc_loss
+from regard.training.loss import ctc_loss
 from tests.searching import beam
 
 Text = tuple[int, ...]

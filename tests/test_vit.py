@@ -23,9 +23,9 @@ from regard.costs.report import attending, forward, learned, looked
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock
-from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.grid import GridPosition
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
+from regard.layers.residual import drop_path, drop_path_schedule
 from regard.models import preset
 from regard.models.folder import load_folder
 from regard.models.vit import PRESETS, DistilledHeads, ViT, ViTConfig

@@ -13,7 +13,6 @@ from regard.attention.multihead import Memory, MultiHead, NormedMultiHead, SelfA
 from regard.attention.positions import Position, build_position
 from regard.attention.scores import HEAD_SCORES, SCORES, build_score
 from regard.errors import UsageError, lookup
-from regard.layers.depth import drop_path
 from regard.layers.feedforward import FEED_FORWARDS
 from regard.layers.norm import NORMS
 from regard.layers.residual import (
@@ -22,6 +21,7 @@ from regard.layers.residual import (
     ResPostNorm,
     SandwichNorm,
     ScaledPreNorm,
+    drop_path,
 )
 from regard.settings import setting
 

@@ -22,12 +22,12 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.conformer import CONVOLUTION_NORMS, ConformerBlock
-from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.alone import computed_alone, each_alone
 from regard.layers.fast.run import run_blocks
 from regard.layers.heads import POOLERS, ClassificationHead, NoHead, TokenClassify
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, time_grid
+from regard.layers.residual import drop_path_schedule
 from regard.layers.shapes import Ids, Lengths, Vectors
 from regard.layers.subsampling import Subsampling, zero_padding
 from regard.layers.vocabulary import VocabularyLinear

@@ -15,10 +15,10 @@ from regard.attention.scores import Dot, Gaussian
 from regard.errors import UsageError, lookup
 from regard.layers.block import prob_field, size_field
 from regard.layers.convolution import ConvNorm, identity, relu
-from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.heads import POOLINGS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.patches import check_images
+from regard.layers.residual import drop_path, drop_path_schedule
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import (

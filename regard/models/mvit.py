@@ -15,12 +15,12 @@ from regard.attention.dropout import add_dropped, dropout
 from regard.attention.scores import build_score
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, build_feed_forward, build_norm, prob_field, size_field
-from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.grid import GridPosition
 from regard.layers.heads import FirstTokens, GridMean
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.patches import Patches
+from regard.layers.residual import drop_path, drop_path_schedule
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import VISION_TASKS, VisionModel, build_head

@@ -11,12 +11,12 @@ from regard.attention.positions import with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import BlockConfig, EncoderBlock, prob_field, size_field
 from regard.layers.convolution import ConvNorm, identity, relu
-from regard.layers.depth import drop_path, drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.grid import COMPUTED, build_grid_position
 from regard.layers.heads import Mean
 from regard.layers.layout import Layout, full_layout, halve, token_grid
 from regard.layers.patches import check_images, grid_at
+from regard.layers.residual import drop_path, drop_path_schedule
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo
 from regard.models.vision import (

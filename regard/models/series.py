@@ -18,11 +18,11 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.chunks import Chunks, chunk_at
-from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.grid import build_grid_position
 from regard.layers.heads import POOLERS, ClassificationHead
 from regard.layers.init import INITS
+from regard.layers.residual import drop_path_schedule
 from regard.layers.shapes import Lengths, Vectors
 from regard.models.declaration import FamilyInfo, size_table
 from regard.models.ensemble import Ensemble, mean_of_members

@@ -20,13 +20,13 @@ from regard.layers.block import (
     prob_field,
     size_field,
 )
-from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.heads import POOLINGS
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
 from regard.layers.patches import Patches, check_images, grid_at
+from regard.layers.residual import drop_path_schedule
 from regard.layers.shapes import Images, Size
 from regard.layers.windows import WINDOW_POSITIONS, WindowAttention
 from regard.models.declaration import FamilyInfo, size_table

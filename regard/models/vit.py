@@ -20,7 +20,6 @@ from regard.layers.block import (
     prob_field,
     size_field,
 )
-from regard.layers.depth import drop_path_schedule
 from regard.layers.fast.run import run_blocks
 from regard.layers.grid import COMPUTED, GridPosition, build_grid_position
 from regard.layers.heads import Attentive, FirstTokens, GridMean
@@ -28,6 +27,7 @@ from regard.layers.init import INITS
 from regard.layers.layout import Layout, full_layout, token_grid
 from regard.layers.norm import NORMS
 from regard.layers.patches import Convolutions, EarlyConvolutions, Patches, grid_at
+from regard.layers.residual import drop_path_schedule
 from regard.layers.shapes import Images, Size, Vectors
 from regard.models.declaration import FamilyInfo, size_table, with_changes
 from regard.models.vision import VISION_TASKS, VisionModel

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary and R-Drop, fused with the output projection, in row chunks."""
+"""Cross-entropy over a vocabulary and R-Drop, fused with the output projection; CTC."""
 
 from typing import TYPE_CHECKING
 
@@ -177,6 +177,31 @@ def r_drop_loss(
     with torch.autocast(weight.device.type, enabled=False):
         one, two = one.to(weight.dtype), two.to(weight.dtype)
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
+
+
+def ctc_loss(
+    logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor, blank: int = 0
+) -> Tensor:
+    """Return the sum of -log p(target) of logits (b, t, vocab), in float32 at least.
+
+    Only the first `lengths` frames and `target_lengths` tokens of each are read. It is infinite for
+    a pair that cannot be aligned: `decode.speech.ctc_align.not_alignable` finds these beforehand.
+    """
+    return ctc_losses(logits, lengths, targets, target_lengths, blank, "sum")
+
+
+def ctc_losses(
+    logits: Tensor,
+    lengths: Tensor,
+    targets: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: str = "none",
+) -> Tensor:
+    """Return -log p(target) of each of the logits (b, t, vocab), or its sum."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = logits.log_softmax(-1, dtype=dtype).transpose(0, 1)
+    return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction=reduction)
 
 
 # Encoder-decoders

@@ -20,7 +20,7 @@ from regard.decode.speech.ctc_align import Alignment, align, alignable
 from regard.decode.speech.options import SpeechDecoding, whisper_only
 from regard.decode.speech.words import Word, words
 from regard.errors import UsageError
-from regard.training.ctc_loss import ctc_losses
+from regard.training.loss import ctc_losses
 
 Options = TypeVar("Options", bound=SpeechDecoding)
 

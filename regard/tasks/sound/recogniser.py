@@ -43,7 +43,7 @@ from regard.tasks.sound.transcribing import (
     tidy,
     words_of_ids,
 )
-from regard.training.ctc_loss import ctc_losses
+from regard.training.loss import ctc_losses
 from regard.viewer.picture import Picture
 
 PART = 256  # sounds of a part that are in memory at once

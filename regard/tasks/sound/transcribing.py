@@ -28,8 +28,7 @@ from regard.settings import setting
 from regard.tasks.frame.settings import derived
 from regard.tasks.frame.task import Answer
 from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundTrainSettings
-from regard.training.ctc_loss import ctc_loss
-from regard.training.loss import linear_cross_entropy
+from regard.training.loss import ctc_loss, linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings
 
 GATED = 100  # training sounds at which the gate is tried
