@@ -5,6 +5,9 @@ those are taken whose English is one to three words that Tatoeba's English has, 
 stands in Tatoeba's Chinese; of several translations the one that stands there most often.
 
     python bench/en_zh_data.py out=runs/en-zh-data
+    python bench/en_zh_data.py out=runs/en-zh-short short=6
+
+The second is for a second stage: sentences of at most six words are there twice.
 """
 
 import gzip
@@ -41,8 +44,8 @@ def dictionary(path: Path, english: Counter[str], chinese: str) -> list[tuple[st
     return [(gloss, word) for gloss, (_, word) in sorted(best.items())]
 
 
-def main(out: Path) -> None:
-    """Write train.tsv, dev.tsv and test.tsv into `out`."""
+def main(out: Path, short: int = 0) -> None:
+    """Write train.tsv, dev.tsv and test.tsv into `out`; sentences of up to `short` words twice."""
     source = Path(data_folder("tatoeba-en-zh"))
     sentences = [
         line.split("\t")[:2]
@@ -58,12 +61,13 @@ def main(out: Path) -> None:
     )
     words = [pair for pair in words if pair[0] not in known]
     out.mkdir(parents=True, exist_ok=True)
-    rows = [f"{a}\t{b}\n" for a, b in sentences] + [f"{a}\t{b}\n" for a, b in words]
+    again = [pair for pair in sentences if len(pair[0].split()) <= short]
+    rows = [f"{a}\t{b}\n" for a, b in (*sentences, *words, *again)]
     (out / "train.tsv").write_text("".join(rows), "utf-8")
     for name in ("dev.tsv", "test.tsv"):
         (out / name).write_bytes((source / name).read_bytes())
-    print(f"{len(sentences):,} pairs of sentences, {len(words):,} words: {out}")
+    print(f"{len(sentences):,} sentences, {len(words):,} words, {len(again):,} again: {out}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1].removeprefix("out=")))
+    main(Path(sys.argv[1].removeprefix("out=")), *(int(word[6:]) for word in sys.argv[2:3]))
