@@ -208,39 +208,6 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
     return made
 
 
-def model_task(name_or_folder: str | Path) -> str:
-    """Return the task of a model, without loading it."""
-    from regard.pretrained.folder import is_foreign
-
-    folder = find_model(name_or_folder)
-    if only_vectors(name_or_folder):
-        return "embed"
-    if is_foreign(folder):
-        return load(folder).name
-    task = read_json(folder / "config.json").get("task")
-    if not isinstance(task, str) or task not in TASKS:
-        raise UsageError(f"{folder}: unknown task {task!r:.40}; choose from {', '.join(TASKS)}")
-    return task
-
-
-def settings_of(part: str, name: str | None) -> type:
-    """Settings class of the task at hand: that of a task, a recipe, a starter or a folder.
-
-    Args:
-        part: Train, Run, Eval or Look.
-        name: what is trained or run; without one, settings of translation.
-    """
-    name = name or "translate"
-    task = task_of(name) if part == "Train" or name in TASKS else model_task(name)
-    return getattr(task_class(task), part)
-
-
-train_settings = partial(settings_of, "Train")
-run_settings = partial(settings_of, "Run")
-eval_settings = partial(settings_of, "Eval")
-look_settings = partial(settings_of, "Look")
-
-
 @overload
 def train(name: "keys.Translate", /, **settings: "Unpack[keys.TranslateKeys]") -> "Report": ...
 @overload

@@ -66,7 +66,7 @@ def act(words: list[str]) -> int:
         plain, settings = parse(words[1:])
         if rows := verb.rows(*plain[:1], values=settings):
             print(f"\nKeys (type or choices, default)\n\n{resolve('regard.help:table')(rows)}")
-        if verb.listing and not plain:
+        if verb.group == "use" and not plain:
             print(f"\nregard {verb.name} {verb.words[0]} --help lists its own keys, too.")
     else:
         verb = lookup("verb", words[0], VERBS)

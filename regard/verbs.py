@@ -22,14 +22,13 @@ class Verb:
         summary: line of the front page.
         examples: two commands or more.
         group: heading under which the front page lists it.
-        settings: "module:class" of its keys, or a function that returns the class by the first
-            word, or by None. A verb without has nothing to set.
+        settings: "module:class" of its keys, or a function that returns the class, or the rows of
+            a help page, by the first word, or None, and the values that are given. A verb without
+            has nothing to set.
         names: "module:table" of what the first word may name, or a function that returns it; an
             entry may have a summary, words, keys and examples of its own.
         aliases: former spellings, and the first word that each stands for.
         terminal: whether it belongs to the command line alone: its function takes the `Call`.
-        listing: "module:function" that returns the rows of its help page, where defaults depend on
-            the first word and on the values that are given.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Verb:
     names: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     terminal: bool = False
-    listing: str = ""
 
     @property
     def exported(self) -> tuple[str, str]:
@@ -74,19 +72,12 @@ class Verb:
         found: Any = resolve(self.names)
         return found if isinstance(found, Mapping) else found()
 
-    def settings_class(self, word: str | None = None) -> type | None:
-        """Class of its settings, as the first word asks for them."""
-        if not self.settings:
-            return None
-        found = resolve(self.settings)
-        return found if isinstance(found, type) else found(word)
-
     def rows(self, word: str | None = None, *, values: Mapping[str, Any]) -> list[Setting]:
         """Settings with the defaults that it has where the first word and some values are given."""
-        if self.listing:
-            return resolve(self.listing)(word, values)
-        found = self.settings_class(word)
-        return [] if found is None else list(describe(found))
+        found: Any = resolve(self.settings) if self.settings else ()
+        if callable(found) and not isinstance(found, type):
+            found = found(word, values)
+        return list(describe(found)) if isinstance(found, type) else list(found)
 
 
 @dataclass(frozen=True)
@@ -140,10 +131,9 @@ TABLE = (
             "regard run runs/mine beam=5 scores=true < test.en > test.de",
         ),
         "use",
-        "regard.api:run_settings",
+        "regard.help:run_rows",
         names="regard.api:starters",
         terminal=True,
-        listing="regard.help:run_rows",
     ),
     Verb(
         "train",
@@ -156,9 +146,8 @@ TABLE = (
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
         ),
         "use",
-        "regard.api:train_settings",
+        "regard.help:train_rows",
         names="regard.recipes:TRAININGS",
-        listing="regard.help:train_rows",
     ),
     Verb(
         "eval",
@@ -171,9 +160,8 @@ TABLE = (
             "regard eval runs/mine data=folder against=runs/other",
         ),
         "use",
-        "regard.api:eval_settings",
+        "regard.help:eval_rows",
         names="regard.api:starters",
-        listing="regard.help:eval_rows",
     ),
     Verb(
         "look",
@@ -186,9 +174,8 @@ TABLE = (
             "regard look runs/photos photo.jpg at=120,80 layers=2 heads=0,3 out=attention.png",
         ),
         "use",
-        "regard.api:look_settings",
+        "regard.help:look_rows",
         names="regard.api:starters",
-        listing="regard.help:look_rows",
     ),
     Verb(
         "compare",
@@ -201,9 +188,8 @@ TABLE = (
             "regard compare translate data=folder from=en to=de norm=layer,rms lr=0.001,0.003",
         ),
         "use",
-        "regard.lab.variants:CompareSettings",
+        "regard.help:compare_rows",
         names="regard.recipes:TRAININGS",
-        listing="regard.help:compare_rows",
     ),
     Verb(
         "doctor",

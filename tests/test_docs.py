@@ -185,9 +185,7 @@ def keys_of_tasks(kind: str) -> set[str]:
     """Return the keys that some task takes for a verb."""
     known: set[str] = set()
     for task in TASKS:
-        settings = VERBS[kind].settings_class(task)
-        assert settings is not None
-        known |= {row.key for row in describe(settings)}
+        known |= {row.key for row in describe(getattr(task_class(task), kind.capitalize()))}
         known |= set(task_class(task).short) if kind == "train" else set()
     return known
 
@@ -226,7 +224,7 @@ def test_commands_of_a_page_are_ones(page: Path):
             known |= {row.key for row in describe(CompareSettings)}
         elif words[0] in ("run", "eval", "look"):
             known |= keys_of_tasks(words[0])
-        elif words[0] != "train" and (keys := verb.settings_class(*plain[:1])):
-            known |= {row.key for row in describe(keys)}
+        elif words[0] != "train":
+            known |= {row.key for row in verb.rows(*plain[:1], values={})}
         for key in settings:
             assert key in known or key.startswith("model."), f"{page.name}: {key}= in {told}"

@@ -166,16 +166,16 @@ def all_settings() -> dict[str, list[Setting]]:
     for verb in TABLE:
         names = TASKS if verb.name in ("run", "eval", "look") else [None]
         for name in TRAINED if verb.name == "train" else names:
-            if kind := verb.settings_class(name):
-                found[f"{verb.name} {name or ''}"] = list(describe(kind))
+            part = verb.name.capitalize()
+            rows = describe(getattr(task(name), part)) if name else verb.rows(values={})
+            found[f"{verb.name} {name or ''}"] = list(rows)
     return found
 
 
 @pytest.mark.parametrize("verb", ["run", "eval", "look"])
 def test_a_typo_in_a_name_is_refused_by_what_uses_a_model(verb, tmp_path):
     for name in TASKS:
-        kind = VERBS[verb].settings_class(name)
-        assert kind is not None
+        kind = getattr(task(name), verb.capitalize())
         for row in named(list(describe(kind))):
             typo = f"{next(filter(None, row.names()))}q"
             with pytest.raises(UsageError, match=f"unknown {row.key} '{typo}'; choose from"):

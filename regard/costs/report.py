@@ -28,7 +28,7 @@ GROWTH_FACTORS = (2, 4)  # larger inputs, by which growth is measured
 class CostSettings:
     """The size of the model, and that of its input."""
 
-    size: str | None = setting(None, "tiny, small, base or big")
+    size: str | None = setting(None, "size of a family, such as tiny")
     image: int | None = setting(None, "side of an image in pixels", min=1, max=2**14)
     length: int | None = setting(None, "tokens of a text, or frames of a sound", min=1, max=2**20)
     batch: int = setting(1, "images, texts or sounds at once", min=1, max=2**20)

@@ -76,7 +76,7 @@ def settings_of(name: str) -> type:
 SETTINGS: dict[str, type] = {name: settings_of(name) for name in FILTERS}
 
 
-def settings_class(name: str | None) -> type:
+def settings_class(name: str | None, values: Mapping[str, Any]) -> type:
     """Settings class of a filter, or without a name the keys that all have."""
     return FilterSettings if name is None else lookup("filter", name, SETTINGS)
 

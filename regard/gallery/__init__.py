@@ -4,7 +4,8 @@ It stands on what `regard` and its packages export, as anybody's program would, 
 package stands on it.
 """
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -136,10 +137,9 @@ PIECES: dict[str, Piece] = {
 }
 
 
-def settings_class(name: str | None) -> type | None:
-    """Class of the settings of a piece, if there is something to set."""
-    kind = lookup("piece", name, PIECES).settings_class() if name else None
-    return kind if kind is not None and fields(kind) else None
+def settings_class(name: str | None, values: Mapping[str, Any]) -> type | tuple[()]:
+    """Class of the settings of a piece; without a name, there is nothing to set."""
+    return lookup("piece", name, PIECES).settings_class() if name else ()
 
 
 def show(
