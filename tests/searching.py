@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.decode.constraints import Constraints
+from regard.decode.constraints import EOS, Adjust, Constraints, forbid
 from regard.decode.decoder import Decoder, score
 from regard.decode.options import Decoding
 from regard.decode.search import BeamSearch, Hypothesis, LeftToRight
@@ -50,3 +50,9 @@ def judge(writer: Any, source: Tensor, lengths: Tensor | None, texts: Any, **tol
     """Given texts with their log-probabilities."""
     found: list[Hypothesis] = score(writer, source, lengths, texts, *parts(told))
     return found
+
+
+def at_least(length: int, eos: int = EOS) -> Adjust:
+    """Do not end before a text has this many tokens."""
+    go_on = forbid(eos)
+    return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.decode import rules as decoding_rules
 from regard.decode.batching import in_batches
-from regard.decode.constraints import EOS, Constraints, at_least, forbid
+from regard.decode.constraints import EOS, Constraints, forbid
 from regard.decode.decoder import decode
 from regard.decode.options import PENALTIES, Decoding, penalty
 from regard.decode.rules import DecodingStep, Given, Rules, checked
@@ -21,7 +21,7 @@ from regard.decode.search import _argmax, _continuations, keep_min_p, keep_top_k
 from regard.errors import UsageError
 from regard.models.declaration import with_changes
 from regard.models.transformer import SIZES, Transformer, TransformerConfig
-from tests.searching import beam, greedy, judge, sample
+from tests.searching import at_least, beam, greedy, judge, sample
 
 VOCAB = 5
 
@@ -227,11 +227,11 @@ def support(logits: Tensor) -> set[int]:
 def test_what_can_be_drawn():
     shares = torch.tensor([[0.05, 0.4, 0.15, 0.3, 0.1]])
     for mass, kept in ((0.3, {1}), (0.41, {1, 3}), (0.71, {1, 3, 2}), (1.0, {0, 1, 2, 3, 4})):
-        assert support(keep_top_p(mass)(shares.log())) == kept
+        assert support(keep_top_p(shares.log(), mass)) == kept
     for count, kept in ((1, {1}), (2, {1, 3}), (99, {0, 1, 2, 3, 4})):
-        assert support(keep_top_k(count)(shares.log())) == kept
+        assert support(keep_top_k(shares.log(), count)) == kept
     for share, kept in ((0.0, {0, 1, 2, 3, 4}), (0.3, {1, 3, 2}), (0.5, {1, 3}), (1.0, {1})):
-        assert support(keep_min_p(share)(shares.log())) == kept
+        assert support(keep_min_p(shares.log(), share)) == kept
 
 
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 4}])
@@ -242,7 +242,7 @@ def test_draws_follow_the_softmax(cut):
     seen = torch.bincount(torch.tensor(first), minlength=8).double()
     logits = chain.table[0, 0, 1] / cut.get("temperature", 1.0)
     if "top_k" in cut:
-        logits = keep_top_k(cut["top_k"])(logits.unsqueeze(0))[0]
+        logits = keep_top_k(logits.unsqueeze(0), cut["top_k"])[0]
     expected = count * logits.softmax(0)
     likely = expected > 0
     assert bool((seen[~likely] == 0).all())
@@ -542,4 +542,4 @@ def test_a_rule_changes_scores_as_transformers_does(name, value, theirs, more):
     whole = torch.cat([torch.tensor(before), written], 1)
     wanted = getattr(processors, theirs)(value, *more)(whole, scores.clone())
     now = DecodingStep(Given([2], before), [0, 1], written)
-    assert torch.equal(getattr(decoding_rules, name)(value)(scores.clone(), now), wanted)
+    assert torch.equal(getattr(decoding_rules, name)(scores.clone(), now, value), wanted)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.decode.constraints import Constraints, at_least, forbid
+from regard.decode.constraints import Constraints, forbid
 from regard.decode.decoder import Decoder, decode
 from regard.decode.options import Decoding
 from regard.decode.rules import Given, Rules
@@ -20,6 +20,7 @@ from regard.models.conformer import ConformerConfig
 from regard.models.declaration import with_changes
 from regard.models.whisper import WhisperConfig
 from regard.native import fast
+from tests.searching import at_least
 
 VOCAB, EOS = 60, 2
 WAYS = {

@@ -140,12 +140,6 @@ def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
 
 
-def at_least(length: int, eos: int = EOS) -> Adjust:
-    """Do not end before a text has this many tokens."""
-    go_on = forbid(eos)
-    return lambda logits, written: go_on(logits, written) if written.shape[1] < length else logits
-
-
 def stop_repetition(times: int = 8, longest: int = 32, eos: int = EOS) -> Adjust:
     """End a text that has repeated its last tokens, up to `longest` of them, so many times."""
     if times < 2 or longest < 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.decode.constraints import UNCONSTRAINED, Constraints
 from regard.decode.options import DEFAULT, Decoding
-from regard.decode.search import BeamSearch, Hypothesis, LeftToRight, Search, scored
+from regard.decode.search import BeamSearch, Hypothesis, LeftToRight, Search, hypothesis
 from regard.decode.writer import State, Writer
 from regard.errors import UsageError
 
@@ -172,5 +172,9 @@ def score(
         chosen = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
         parts.append(chosen - logits.logsumexp(-1))
     passed = torch.cat(parts, dim=1).double().cumsum(1).tolist()
-    pairs = zip(texts, passed, strict=True)
-    return [scored(list(text), some[: len(text) + 1], options.divisor) for text, some in pairs]
+    return [
+        hypothesis(
+            list(text), some[: len(text) + 1], some[len(text)] / options.divisor(len(text) + 1)
+        )
+        for text, some in zip(texts, passed, strict=True)
+    ]

@@ -62,8 +62,12 @@ class Decoding:
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        if min(self.beam, self.n_best) < 1:
-            raise UsageError(f"beam={self.beam}, n_best={self.n_best}; choose 1 or more of both")
+        least = {"beam": 1, "n_best": 1, "temperature": 0, "top_k": 1, "top_p": 1e-9, "min_p": 0}
+        most = {"temperature": 1e9, "top_p": 1, "min_p": 1}
+        for name, low in least.items():
+            value, high = getattr(self, name), most.get(name, inf)
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"{name}={value}; expected a number from {low:g} to {high:g}")
         if self.n_best > self.beam and not self.sampling:
             raise UsageError(
                 f"n_best={self.n_best} is more than beam={self.beam}; widen the beam, or sample "

@@ -6,7 +6,7 @@ was begun with too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 from typing import Any
@@ -18,7 +18,7 @@ from regard.decode.constraints import ByRow, Constraints
 from regard.errors import UsageError, log
 
 MOST_IDS = 100_000  # in one rule
-LONGEST = 10_000_000  # length that a rule may speak of
+MAX_RULE_LENGTH = 10_000_000  # tokens that a rule may speak of
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,23 @@ class DecodingStep:
     given: Given
     number: list[int]
     written: Tensor
+    forced: bool = False  # the first token of a text is
 
     @property
     def step(self) -> int:
-        """Return how many tokens were generated."""
+        """Number of tokens that were generated."""
         return self.written.shape[1]
 
     def new(self) -> list[int]:
-        """Return how many tokens of each row were generated, now or earlier."""
+        """Number of tokens of each row that were generated, now or earlier."""
         earlier = self.given.earlier or [0] * len(self.given.before)
         return [earlier[n] + self.step for n in self.number]
 
     @cached_property
     def tokens(self) -> list[list[int]]:
-        """Return all tokens of each row, its prompt too."""
+        """All tokens of each row, its prompt too."""
         pairs = zip(self.number, self.written.tolist(), strict=True)
         return [[*self.given.before[n], *row] for n, row in pairs]
-
-
-Change = Callable[[Tensor, DecodingStep], Tensor]
 
 
 def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
@@ -67,99 +65,72 @@ def _mask(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
     return scores
 
 
-def repetition_penalty(strength: float) -> Change:
+# Rules: each changes the scores (rows, vocab) of a step, given the value that the file has.
+
+
+def repetition_penalty(scores: Tensor, now: DecodingStep, strength: float) -> Tensor:
     """Repetition penalty: make every token that a text has already less likely (CTRL, 2019)."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        seen = torch.zeros_like(scores, dtype=torch.bool)
-        for row, tokens in zip(seen, now.tokens, strict=True):
-            row[torch.tensor(tokens, dtype=torch.long)] = True
-        weaker = torch.where(scores < 0, scores * strength, scores / strength)
-        return torch.where(seen, weaker, scores)
-
-    return change
+    seen = torch.zeros_like(scores, dtype=torch.bool)
+    for row, tokens in zip(seen, now.tokens, strict=True):
+        row[torch.tensor(tokens, dtype=torch.long)] = True
+    weaker = torch.where(scores < 0, scores * strength, scores / strength)
+    return torch.where(seen, weaker, scores)
 
 
-def _follow_ups(tokens: Sequence[int], size: int) -> dict[tuple[int, ...], list[int]]:
-    """Return what has come after each run of size - 1 tokens."""
-    after: dict[tuple[int, ...], list[int]] = {}
-    for start in range(len(tokens) - size + 1):
-        *first, last = tokens[start : start + size]
-        after.setdefault(tuple(first), []).append(last)
-    return after
+def _forbid_ngrams(
+    scores: Tensor, texts: Sequence[list[int]], earlier: Sequence[Sequence[int]], size: int
+) -> Tensor:
+    """Forbid what would end texts in n-grams of so many tokens that earlier ones hold."""
+    for row, (tokens, known) in enumerate(zip(texts, earlier, strict=True)):
+        if len(tokens) + 1 >= size:
+            last = tokens[len(tokens) + 1 - size :]
+            for start in range(len(known) - size + 1):
+                *first, after = known[start : start + size]
+                if first == last:
+                    scores[row, after] = -inf
+    return scores
 
 
-def no_repeat_ngram_size(size: int) -> Change:
+def no_repeat_ngram_size(scores: Tensor, now: DecodingStep, size: int) -> Tensor:
     """Forbid repeated n-grams (Paulus et al. 2017)."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        for row, tokens in enumerate(now.tokens):
-            if len(tokens) + 1 >= size:
-                last = tuple(tokens[len(tokens) + 1 - size :])
-                scores[row, _follow_ups(tokens, size).get(last, [])] = -inf
-        return scores
-
-    return change
+    return _forbid_ngrams(scores, now.tokens, now.tokens, size)
 
 
-def encoder_no_repeat_ngram_size(size: int) -> Change:
+def encoder_no_repeat_ngram_size(scores: Tensor, now: DecodingStep, size: int) -> Tensor:
     """Forbid n-grams of the source."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        for row, (n, tokens) in enumerate(zip(now.number, now.tokens, strict=True)):
-            if len(tokens) + 1 >= size:
-                last = tuple(tokens[len(tokens) + 1 - size :])
-                scores[row, _follow_ups(now.given.read[n], size).get(last, [])] = -inf
-        return scores
-
-    return change
+    return _forbid_ngrams(scores, now.tokens, [now.given.read[n] for n in now.number], size)
 
 
-def sequence_bias(pairs: Sequence[tuple[Sequence[int], float]]) -> Change:
+def sequence_bias(
+    scores: Tensor, now: DecodingStep, pairs: Sequence[tuple[Sequence[int], float]]
+) -> Tensor:
     """Make runs of tokens more or less likely: the last of them, where the others came before."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        more = torch.zeros_like(scores)
-        for run, bias in pairs:
-            *first, last = run
-            for row, tokens in enumerate(now.tokens):
-                if not first or (len(run) <= len(tokens) and tokens[-len(first) :] == first):
-                    more[row, last] += bias
-        return scores + more
-
-    return change
+    more = torch.zeros_like(scores)
+    for run, bias in pairs:
+        *first, last = run
+        for row, tokens in enumerate(now.tokens):
+            if not first or (len(run) <= len(tokens) and tokens[-len(first) :] == first):
+                more[row, last] += bias
+    return scores + more
 
 
-def bad_words_ids(runs: Sequence[Sequence[int]]) -> Change:
+def bad_words_ids(scores: Tensor, now: DecodingStep, runs: Sequence[Sequence[int]]) -> Tensor:
     """Forbid these sequences of tokens; the end of a text alone is none."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        real = [(run, -inf) for run in runs if list(run) not in ([end] for end in now.given.ends)]
-        return sequence_bias(real)(scores, now)
-
-    return change
+    real = [(run, -inf) for run in runs if list(run) not in ([end] for end in now.given.ends)]
+    return sequence_bias(scores, now, real)
 
 
-def min_length(length: int) -> Change:
+def min_length(scores: Tensor, now: DecodingStep, length: int) -> Tensor:
     """Forbid the end before a text has so many tokens, its prompt included."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        short = [
-            row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step < length
-        ]
-        return _mask(scores, short, now.given.ends)
-
-    return change
+    return _mask(
+        scores, [n for n, row in enumerate(now.tokens) if len(row) < length], now.given.ends
+    )
 
 
-def min_new_tokens(length: int) -> Change:
+def min_new_tokens(scores: Tensor, now: DecodingStep, length: int) -> Tensor:
     """Forbid the end before so many tokens were generated."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        rows = [row for row, count in enumerate(now.new()) if count < length]
-        return _mask(scores, rows, now.given.ends)
-
-    return change
+    rows = [row for row, count in enumerate(now.new()) if count < length]
+    return _mask(scores, rows, now.given.ends)
 
 
 def _only(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
@@ -170,90 +141,75 @@ def _only(scores: Tensor, rows: Sequence[int], ids: Sequence[int]) -> Tensor:
     return scores
 
 
-def forced_bos_token_id(number: int) -> Change:
+def forced_bos_token_id(scores: Tensor, now: DecodingStep, number: int) -> Tensor:
     """Begin with a token, where there is only the one after which every text begins."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        first = [
-            row for row, n in enumerate(now.number) if len(now.given.before[n]) + now.step == 1
-        ]
-        return _only(scores, first, [number])
-
-    return change
+    return _only(scores, [n for n, row in enumerate(now.tokens) if len(row) == 1], [number])
 
 
-def forced_eos_token_id(ids: Sequence[int]) -> Change:
+def forced_eos_token_id(scores: Tensor, now: DecodingStep, ids: Sequence[int]) -> Tensor:
     """End with a token where a text is as long as it may be."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        last = [row for row, n in enumerate(now.number) if now.given.limits[n] == now.step + 1]
-        return _only(scores, last, ids)
-
-    return change
+    last = [row for row, n in enumerate(now.number) if now.given.limits[n] == now.step + 1]
+    return _only(scores, last, ids)
 
 
-def exponential_decay_length_penalty(decay: tuple[int, float]) -> Change:
+def exponential_decay_length_penalty(
+    scores: Tensor, now: DecodingStep, decay: tuple[int, float]
+) -> Tensor:
     """Make the end likelier and likelier after so many tokens."""
     start, factor = decay
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        ends = list(now.given.ends)
-        for row, count in enumerate(now.new()):
-            if count > start:
-                scores[row, ends] += scores[row, ends].abs() * (factor ** (count - start) - 1)
-        return scores
-
-    return change
+    ends = list(now.given.ends)
+    for row, count in enumerate(now.new()):
+        if count > start:
+            scores[row, ends] += scores[row, ends].abs() * (factor ** (count - start) - 1)
+    return scores
 
 
-def suppress_tokens(ids: Sequence[int]) -> Change:
+def suppress_tokens(scores: Tensor, now: DecodingStep, ids: Sequence[int]) -> Tensor:
     """Never generate these tokens."""
-    return lambda scores, now: _mask(scores, range(len(scores)), ids)
+    return _mask(scores, range(len(scores)), ids)
 
 
-def begin_suppress_tokens(ids: Sequence[int], forced: bool = False) -> Change:
+def begin_suppress_tokens(scores: Tensor, now: DecodingStep, ids: Sequence[int]) -> Tensor:
     """Do not begin with these tokens; where the first one is forced, that is the second."""
-
-    def change(scores: Tensor, now: DecodingStep) -> Tensor:
-        first = [
-            row
-            for row, (n, count) in enumerate(zip(now.number, now.new(), strict=True))
-            if count == int(forced and len(now.given.before[n]) <= 1)
-        ]
-        return _mask(scores, first, ids)
-
-    return change
+    first = [
+        row
+        for row, (n, count) in enumerate(zip(now.number, now.new(), strict=True))
+        if count == int(now.forced and len(now.given.before[n]) <= 1)
+    ]
+    return _mask(scores, first, ids)
 
 
 # ---- what a file may say
 
 
-def _refuse(value: Any, expected: str) -> UsageError:
-    return UsageError(f"{value!r:.60}; expected {expected}")
+def _expect(good: bool, value: Any, expected: str) -> None:
+    if not good:
+        raise UsageError(f"{value!r:.60}; expected {expected}")
 
 
-def _number(value: Any, low: float, high: float) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not good or not low <= value <= high:
-        raise _refuse(value, f"a number from {low:g} to {high:g}")
+def _whole(value: Any, most: int, what: str = "number") -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _expect(whole and 0 <= value <= most, value, f"a {what} from 0 to {most:,}")
     return value
 
 
 def _count(value: Any, vocab: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONGEST:
-        raise _refuse(value, f"a number from 0 to {LONGEST:,}")
-    return value
+    return _whole(value, MAX_RULE_LENGTH)
 
 
 def _id(value: Any, vocab: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab:
-        raise _refuse(value, f"a token from 0 to {vocab - 1}")
+    return _whole(value, vocab - 1, "token")
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    _expect(good and low <= value <= high, value, f"a number from {low:g} to {high:g}")
     return value
 
 
 def _ids(value: Any, vocab: int) -> list[int]:
-    if not isinstance(value, list) or len(value) > MOST_IDS:
-        raise _refuse(value, f"a list of at most {MOST_IDS:,} tokens")
+    good = isinstance(value, list) and len(value) <= MOST_IDS
+    _expect(good, value, f"a list of at most {MOST_IDS:,} tokens")
     return [_id(one, vocab) for one in value]
 
 
@@ -263,54 +219,54 @@ def _some(value: Any, vocab: int) -> list[int]:
 
 
 def _runs(value: Any, vocab: int) -> list[list[int]]:
-    if not isinstance(value, list) or len(value) > 1000 or not all(value):
-        raise _refuse(value, "a list of at most 1,000 runs of tokens")
+    good = isinstance(value, list) and len(value) <= 1000 and all(value)
+    _expect(good, value, "a list of at most 1,000 runs of tokens")
     return [_ids(run, vocab) for run in value]
 
 
+def _are_pairs(value: Any, most: int) -> bool:
+    few = isinstance(value, list) and len(value) <= most
+    return few and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+
+
 def _biases(value: Any, vocab: int) -> list[tuple[list[int], float]]:
-    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
-    if not pairs or len(value) > 1000 or not all(run for run, _ in value):
-        raise _refuse(value, "a list of at most 1,000 runs of tokens, each with a number")
+    good = _are_pairs(value, 1000) and all(run for run, _ in value)
+    _expect(good, value, "a list of at most 1,000 runs of tokens, each with a number")
     return [(_ids(run, vocab), _number(bias, -1e9, 1e9)) for run, bias in value]
 
 
 def _decay(value: Any, vocab: int) -> tuple[int, float]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise _refuse(value, "a number of tokens and a factor")
+    good = isinstance(value, list | tuple) and len(value) == 2
+    _expect(good, value, "a number of tokens and a factor")
     return _count(value[0], vocab), _number(value[1], 0.001, 100)
 
 
 def _prompt(value: Any, vocab: int) -> list[int | None]:
     """Let through the tokens that follow the first one, each with its place; null is detected."""
-    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
-    if not pairs or len(value) > 16 or [place for place, _ in value] != [*range(1, 1 + len(value))]:
-        raise _refuse(value, "at most 16 pairs of a place, from 1 on, and a token")
+    good = _are_pairs(value, 16) and [n for n, _ in value] == [*range(1, 1 + len(value))]
+    _expect(good, value, "at most 16 pairs of a place, from 1 on, and a token")
     return [None if token is None else _id(token, vocab) for _, token in value]
 
 
 def _named_ids(value: Any, vocab: int) -> dict[str, int]:
-    if not isinstance(value, Mapping) or not 0 < len(value) <= 1000:
-        raise _refuse(value, "an object of at most 1,000 names with their tokens")
+    good = isinstance(value, Mapping) and 0 < len(value) <= 1000
+    _expect(good, value, "an object of at most 1,000 names with their tokens")
     return {str(name): _id(token, vocab) for name, token in value.items()}
 
 
 def _heads(value: Any, vocab: int) -> list[tuple[int, int]]:
-    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
-    if not pairs or not 0 < len(value) <= 1000:
-        raise _refuse(value, "a list of at most 1,000 pairs of a layer and a head")
+    good = _are_pairs(value, 1000) and bool(value)
+    _expect(good, value, "a list of at most 1,000 pairs of a layer and a head")
     return [(_count(layer, vocab), _count(head, vocab)) for layer, head in value]
 
 
 def _flag(value: Any, vocab: int) -> bool:
-    if not isinstance(value, bool):
-        raise _refuse(value, "true or false")
+    _expect(isinstance(value, bool), value, "true or false")
     return value
 
 
 def _text(value: Any, vocab: int) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 40:
-        raise _refuse(value, "a short text")
+    _expect(isinstance(value, str) and 0 < len(value) <= 40, value, "a short text")
     return value
 
 
@@ -319,7 +275,7 @@ class Rule:
     """How a value is checked, with the size of the vocabulary, and what it does."""
 
     check: Callable[[Any, int], Any]
-    change: Callable[[Any], Change] | None = None  # or nothing that is done to logits
+    change: Callable[[Tensor, DecodingStep, Any], Tensor] | None = None  # of logits
 
 
 RULES: dict[str, Rule] = {
@@ -355,12 +311,17 @@ RULES: dict[str, Rule] = {
     "max_initial_timestamp_index": Rule(_count),
     "alignment_heads": Rule(_heads),
 }
-NO_EFFECT: dict[str, Any] = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "min_length": 0}
-NO_EFFECT |= {"encoder_no_repeat_ngram_size": 0, "min_new_tokens": 0}
+NO_EFFECT = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+}
 
 
 def checked(rules: Any, vocab: int) -> dict[str, Any]:
-    """Return the rules of a file, each checked, without those that have no effect."""
+    """Rules of a file, each checked, without those that have no effect."""
     if not isinstance(rules, Mapping):
         raise UsageError(f"'rules' are {rules!r:.40}; expected an object")
     good: dict[str, Any] = {}
@@ -409,7 +370,7 @@ class GenerationConfig:
         return replace(ours, stopping=stopping, on="logprobs", renormalise=again)
 
     def changes(self, given: Given, **others: Any) -> "list[Rules]":
-        """Return the rules as changes of logits, with others beside or instead of them."""
+        """The rules as changes of logits, with others beside or instead of them."""
         rules = Rules(_effective({**self.rules, **others}), given)
         return [rules] if rules else []
 
@@ -425,26 +386,15 @@ class Rules(ByRow):
 
     rules: Mapping[str, Any]
     given: Given
-    changes: list[Change] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.changes = []
-        for key, rule in RULES.items():
-            if key not in self.rules or rule.change is None:
-                continue
-            value = self.rules[key]
-            if key == "begin_suppress_tokens":
-                forced = "forced_bos_token_id" in self.rules
-                self.changes.append(begin_suppress_tokens(value, forced))
-            else:
-                self.changes.append(rule.change(value))
 
     def __bool__(self) -> bool:
-        return bool(self.changes)
+        return any(RULES[key].change is not None for key in self.rules)
 
     def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
         """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
-        now = DecodingStep(self.given, number.tolist(), written)
-        for change in self.changes:
-            logits = change(logits, now)
+        forced = "forced_bos_token_id" in self.rules
+        now = DecodingStep(self.given, number.tolist(), written, forced)
+        for key, rule in RULES.items():
+            if rule.change is not None and key in self.rules:
+                logits = rule.change(logits, now, self.rules[key])
         return logits

@@ -3,7 +3,7 @@
 What is decoded for a sentence depends on no neighbour in its batch.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from regard import native
 from regard.decode.constraints import STOPPINGS, Constraints
 from regard.decode.options import Decoding, Divisor
-from regard.decode.trace import BeamStep, Continuations, active_observer
+from regard.decode.trace import Continuations, active_observer
 from regard.errors import UsageError, lookup
 
 
@@ -33,16 +33,10 @@ class Hypothesis:
 
 def hypothesis(ids: list[int], passed: list[float], score: float) -> Hypothesis:
     """A text from its log-probability after each token."""
-    steps = [b - a for a, b in pairwise([0.0, *passed])]
-    return Hypothesis(ids, score, passed[-1], steps)
-
-
-def scored(ids: list[int], passed: list[float], divisor: Divisor) -> Hypothesis:
-    """A text from its log-probability after each token, with its score."""
-    score = passed[-1] / divisor(len(passed))
     if isnan(score):
         raise UsageError("the model answers with numbers that are not finite; is it damaged?")
-    return hypothesis(ids, passed, score)
+    steps = [b - a for a, b in pairwise([0.0, *passed])]
+    return Hypothesis(ids, score, passed[-1], steps)
 
 
 def enough_texts(
@@ -58,43 +52,25 @@ def enough_texts(
 # Which tokens can be drawn
 
 
-def keep_top_k(count: int) -> Callable[[Tensor], Tensor]:
+def keep_top_k(logits: Tensor, count: int) -> Tensor:
     """Top-k sampling: keep the k most likely tokens."""
-    if count < 1:
-        raise UsageError(f"top_k={count} leaves nothing to draw; choose 1 or more")
-
-    def cut(logits: Tensor) -> Tensor:
-        least = logits.topk(min(count, logits.shape[1]), dim=1).values[:, -1:]
-        return logits.masked_fill(logits < least, -inf)
-
-    return cut
+    least = logits.topk(min(count, logits.shape[1]), dim=1).values[:, -1:]
+    return logits.masked_fill(logits < least, -inf)
 
 
-def keep_top_p(mass: float) -> Callable[[Tensor], Tensor]:
+def keep_top_p(logits: Tensor, mass: float) -> Tensor:
     """Nucleus sampling: keep the fewest tokens of this much probability (Holtzman et al. 2020)."""
-    if not 0 < mass <= 1:
-        raise UsageError(f"top_p={mass} is not above 0 and at most 1")
-
-    def cut(logits: Tensor) -> Tensor:
-        ordered, places = logits.sort(dim=1, descending=True)
-        probabilities = ordered.softmax(1)
-        before = probabilities.cumsum(1) - probabilities
-        return logits.scatter(1, places, ordered.masked_fill(before >= mass, -inf))
-
-    return cut
+    ordered, places = logits.sort(dim=1, descending=True)
+    probabilities = ordered.softmax(1)
+    before = probabilities.cumsum(1) - probabilities
+    return logits.scatter(1, places, ordered.masked_fill(before >= mass, -inf))
 
 
-def keep_min_p(share: float) -> Callable[[Tensor], Tensor]:
+def keep_min_p(logits: Tensor, share: float) -> Tensor:
     """Min-p sampling: keep tokens of at least this fraction of the largest probability."""
-    if not 0 <= share <= 1:
-        raise UsageError(f"min_p={share} is not between 0 and 1")
-
-    def cut(logits: Tensor) -> Tensor:
-        probabilities = logits.softmax(1)
-        least = probabilities.amax(1, keepdim=True) * share
-        return logits.masked_fill(probabilities < least, -inf)
-
-    return cut
+    probabilities = logits.softmax(1)
+    least = probabilities.amax(1, keepdim=True) * share
+    return logits.masked_fill(probabilities < least, -inf)
 
 
 # Logits
@@ -240,11 +216,6 @@ class Search:
         self.number, self.done = self.number[sentences], self.done[sentences]
         self.written, self.passed = self.written[sentences], self.passed[sentences]
 
-    @property
-    def last(self) -> Tensor:
-        """True for sentences (b) whose texts become as long as they may be in this step."""
-        return self.limit == self.step + 1
-
     def adjusted(self, logits: Tensor) -> Tensor:
         """Logits (rows, vocab) changed as the constraints ask."""
         return self.constraints.adjusted(logits, self.written.flatten(0, 1), self.number)
@@ -302,7 +273,7 @@ class BeamSearch(Search):
 
     def advance(self, logits: Tensor) -> Tensor:
         """Consider the best continuations, finish those that end, and go on with the others."""
-        beam, last = self.options.beam, self.last
+        beam, last = self.options.beam, self.limit == self.step + 1
         forced, logprobs = self.force(logits), self._adjusted_logprobs(logits)
         so_far = self.passed[..., -1] if self.step else logprobs.new_zeros(len(self), 1)
         ways = _continuations(logprobs.view(*so_far.shape, -1), so_far, self.considered)
@@ -324,8 +295,13 @@ class BeamSearch(Search):
         self.extend(chosen.tokens, chosen.scores)
         divisor = self.divisor(self.step)
         beaten = chosen.scores[:, 0] / self._best_divisor(divisor) <= self.bar
+        ends = {
+            "enough texts had ended": enough,
+            "the longest text was reached": last,
+            "none that was open could become better than those that had ended": beaten,
+        }
+        self.observer.observe(ways, finishing, going, divisor, ends)
         self.done = enough | last | beaten
-        self.observer.observe(BeamStep(ways, finishing, going, beam, divisor, enough, last, beaten))
         return chosen.parents
 
     def _adjusted_logprobs(self, logits: Tensor) -> Tensor:
@@ -351,7 +327,8 @@ class BeamSearch(Search):
             strict=True,
         ):
             ids = text if token == self.constraints.eos else [*text, token]
-            self.finished[sentence].append(scored(ids, [*likely, score], self.divisor))
+            text = hypothesis(ids, [*likely, score], score / self.divisor(self.step + 1))
+            self.finished[sentence].append(text)
         self.bar[rows] = self.bar.new_tensor([self._score_to_beat(n) for n in sentences])
         counts = [len(self.finished[sentence]) for sentence in sentences]
         enough[rows] = enough.new_tensor([count >= self.enough for count in counts])
@@ -414,21 +391,15 @@ class LeftToRight(Search):
         if forced is not None:
             tokens = torch.where(forced.must, forced.tokens, tokens)
             logprobs = torch.where(forced.must, forced.logprobs, logprobs)
-        self.done = self.last
+        self.done = self.limit == self.step + 1
         self.extend(tokens, self.passed[..., -1] + logprobs if self.step else logprobs)
         self.ended |= self.constraints.is_end(tokens)
         self.done |= self.ended.all(1)
-        if self.constraints.on_token is not None:
-            self._tell(self.constraints.on_token, tokens[:, 0].tolist())
+        if (on_token := self.constraints.on_token) is not None:
+            pairs = zip(self.number.tolist(), tokens[:, 0].tolist(), strict=True)
+            stop = [one != self.constraints.eos and bool(on_token(n, one)) for n, one in pairs]
+            self.done |= self.done.new_tensor(stop)
         return parents
-
-    def _tell(self, on_token: Callable[[int, int], bool | None], tokens: list[int]) -> None:
-        """Tell of each sentence's token, and stop where the answer is True."""
-        pairs = zip(self.number.tolist(), tokens, strict=True)
-        eos = self.constraints.eos
-        self.done |= self.done.new_tensor(
-            [token != eos and bool(on_token(number, token)) for number, token in pairs]
-        )
 
     def texts(self, sentences: Tensor) -> Iterable[list[Hypothesis]]:
         """Texts of sentences that are done, given where they are."""
@@ -441,7 +412,8 @@ class LeftToRight(Search):
         eos, ends = self.constraints.eos, self.constraints.ends
         size = next((n for n, one in enumerate(ids) if one == eos or one in ends), len(ids))
         kept = size if ids[size : size + 1] == [eos] else size + 1
-        return scored(ids[:kept], passed[: size + 1], self.divisor)
+        passed = passed[: size + 1]
+        return hypothesis(ids[:kept], passed, passed[-1] / self.divisor(len(passed)))
 
     def keep(self, sentences: Tensor) -> None:
         """Go on with these sentences only."""
@@ -460,15 +432,6 @@ class Sampler:
         options, constraints, limits = search.options, search.constraints, search.limit.tolist()
         self.search = search
         self.temperature = 1.0 if options.temperature is None else options.temperature
-        if not 0 < self.temperature < inf:
-            raise UsageError(f"temperature={self.temperature} is not a number from 0 on")
-        self.cuts: list[Callable[[Tensor], Tensor]] = []
-        if options.top_k is not None:
-            self.cuts.append(keep_top_k(options.top_k))
-        if options.top_p is not None:
-            self.cuts.append(keep_top_p(options.top_p))
-        if options.min_p is not None:
-            self.cuts.append(keep_min_p(options.min_p))
         lines = range(len(search)) if constraints.lines is None else constraints.lines
         if len(lines) != len(search):
             raise UsageError(f"{len(lines)} line numbers for {len(search)} sentences")
@@ -482,8 +445,13 @@ class Sampler:
         """A token for each row of logits (rows, vocab), and its log-probability."""
         logprobs = _logprobs(logits)
         logits = logprobs / self.temperature
-        for cut in self.cuts:
-            logits = cut(logits)
+        options = self.search.options
+        if options.top_k is not None:
+            logits = keep_top_k(logits, options.top_k)
+        if options.top_p is not None:
+            logits = keep_top_p(logits, options.top_p)
+        if options.min_p is not None:
+            logits = keep_min_p(logits, options.min_p)
         # the token at which the sum of the probabilities passes the number drawn from [0, 1)
         sums = logits.double().softmax(1).cumsum(1)
         drawn = self.uniforms[self.search.number, self.search.step]

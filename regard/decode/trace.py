@@ -1,10 +1,10 @@
 """What a beam search considered: the tree of hypotheses, and what became of each."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -47,24 +47,26 @@ class Continuations(NamedTuple):
         return Continuations(*(x.gather(1, places) for x in self))
 
 
-class BeamStep(NamedTuple):
-    """What a beam search considered and decided in one step."""
-
-    considered: Continuations
-    finishing: Tensor  # (sentences, n): continuations that end a text
-    going: Tensor  # (sentences, beam): places of those that go on
-    beam: int
-    divisor: float  # of log-probabilities, by the length penalty
-    enough: Tensor  # (sentences): as many texts have ended as were waited for
-    last: Tensor  # (sentences): the longest text was reached
-    beaten: Tensor  # (sentences): no open text can become better than those that have ended
-
-
 class Observer:
     """What is told of each step of a beam search; this one takes no notice."""
 
-    def observe(self, step: BeamStep) -> None:
-        """Take notice of a step."""
+    def observe(
+        self,
+        considered: Continuations,
+        finishing: Tensor,
+        going: Tensor,
+        divisor: float,
+        ends: Mapping[str, Tensor],
+    ) -> None:
+        """Take notice of a step.
+
+        Args:
+            considered: the best continuations.
+            finishing: (sentences, n), True for those that end a text.
+            going: (sentences, beam), places of those that go on.
+            divisor: of log-probabilities, by the length penalty.
+            ends: why the search of a sentence ends -> (sentences), True where it does.
+        """
 
 
 @dataclass
@@ -75,40 +77,39 @@ class BeamTrace(Observer):
     end: str = ""  # why the search ended
     _open: list[int] = field(default_factory=lambda: [-1])  # the branch of each hypothesis
 
-    def observe(self, step: BeamStep) -> None:
+    def observe(
+        self,
+        considered: Continuations,
+        finishing: Tensor,
+        going: Tensor,
+        divisor: float,
+        ends: Mapping[str, Tensor],
+    ) -> None:
         """Take in the continuations of a step, the fate of each, and why the search ends."""
-        on = step.going[0].tolist()
+        on = going[0].tolist()
         opened: dict[int, int] = {}
-        columns = [x[0].tolist() for x in (*step.considered, step.finishing)]
-        for rank, (score, parent, token, ends) in enumerate(zip(*columns, strict=True)):
+        columns = [x[0].tolist() for x in (*considered, finishing)]
+        for rank, (score, parent, token, finished) in enumerate(zip(*columns, strict=True)):
             if score == float("-inf") or len(self.branches) >= MAX_BRANCHES:
                 continue
             fate = "beam"
-            if ends:
-                fate = "finished" if rank < step.beam else "late end"
+            if finished:
+                fate = "finished" if rank < len(on) else "late end"
             if rank in on:
                 opened[rank] = len(self.branches)
                 fate = "open" if fate != "finished" else fate
-            branch = Branch(self._open[parent], token, score, score / step.divisor, rank, fate)
+            branch = Branch(self._open[parent], token, score, score / divisor, rank, fate)
             self.branches.append(branch)
         # a beam wider than the continuations has places that nothing is in
         self._open = [opened.get(rank, -1) for rank in on]
-        if bool(step.enough):
-            self._stop("enough texts had ended")
-        elif bool(step.last):
-            self._stop("the longest text was reached")
-        elif bool(step.beaten):
-            self._stop("none that was open could become better than those that had ended")
-
-    def _stop(self, why: str) -> None:
-        """Note why the search ended, and what was open then."""
-        self.end = why
-        for number in self._open:
-            if number >= 0 and self.branches[number].fate == "open":
-                self.branches[number].fate = "stopped"
+        self.end = next((why for why, ended in ends.items() if bool(ended)), "")
+        if self.end:
+            for number in self._open:
+                if number >= 0 and self.branches[number].fate == "open":
+                    self.branches[number].fate = "stopped"
 
     def ids(self, number: int) -> list[int]:
-        """Return the tokens from the beginning up to a branch."""
+        """Tokens from the beginning up to a branch."""
         ids: list[int] = []
         while number >= 0:
             ids.append(self.branches[number].token)
@@ -116,17 +117,16 @@ class BeamTrace(Observer):
         return ids[::-1]
 
     def finished(self) -> Sequence[int]:
-        """Return the branches that ended a text."""
+        """Branches that ended a text."""
         return [n for n, branch in enumerate(self.branches) if branch.fate == "finished"]
 
 
 _active: ContextVar[BeamTrace | None] = ContextVar("trace", default=None)
+Trace = TypeVar("Trace", BeamTrace, None)
 
 
 @contextmanager
-def tracing() -> Iterator[BeamTrace]:
-    """Trace what the beam searches inside consider; of several, the last one stays."""
-    trace = BeamTrace()
+def _observed_by(trace: Trace) -> Iterator[Trace]:
     token = _active.set(trace)
     try:
         yield trace
@@ -134,14 +134,14 @@ def tracing() -> Iterator[BeamTrace]:
         _active.reset(token)
 
 
-@contextmanager
-def untraced() -> Iterator[None]:
+def tracing() -> AbstractContextManager[BeamTrace]:
+    """Trace what the beam searches inside consider; of several, the last one stays."""
+    return _observed_by(BeamTrace())
+
+
+def untraced() -> AbstractContextManager[None]:
     """Leave the searches inside out of what is traced."""
-    token = _active.set(None)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return _observed_by(None)
 
 
 def active_observer(sentences: int) -> Observer:

@@ -129,7 +129,7 @@ class PrefixBeam:
                 f"n_best={self.n_best} is not between 1 and beam={self.beam}; widen the beam"
             )
         table = checked(log_probs, self.blank)
-        prefixes = (_TracedPrefixes if is_tracing() else _Prefixes)(self)
+        prefixes = (_TracedPrefixes if is_tracing() else _Prefixes)(self, table.shape[1])
         for row in table:
             prefixes.step(row)
         return [
@@ -142,12 +142,11 @@ class PrefixBeam:
 class _Prefixes:
     """The prefixes of a beam, as nodes of a tree, each with the probability of its paths."""
 
-    def __init__(self, options: PrefixBeam):
-        self.beam, self.blank, self.least = options.beam, options.blank, options.token_min_logp
+    def __init__(self, options: PrefixBeam, vocab: int):
+        self.options, self.vocab = options, vocab
         self.lm = options.lm if options.lm_weight else None
-        self.lm_weight, self.bonus, self.eos = options.lm_weight, options.length_bonus, options.eos
         # the tree: node -> its parent, its last token, its texts' bonus and LM score
-        self.parent, self.token = [-1], [self.blank]
+        self.parent, self.token = [-1], [options.blank]
         self.child: dict[tuple[int, int], int] = {}
         self.extra = [0.0]
         self.next: dict[int, np.ndarray] = {}  # LM log-probabilities after a node, weighted
@@ -163,70 +162,59 @@ class _Prefixes:
             node = self.parent[node]
         return found[::-1]
 
-    def _after(self, nodes: np.ndarray) -> np.ndarray | float:
-        """Return what the language model and the bonus add for each token after each prefix."""
-        if self.lm is None:
-            return self.bonus
-        new = [n for n in nodes.tolist() if n not in self.next]
-        if new:
-            rows = self.lm([self.ids(n) for n in new])
-            for n, row in zip(new, rows, strict=True):
-                self.next[n] = self.lm_weight * row
-        return np.stack([self.next[n] for n in nodes.tolist()]) + self.bonus
+    def _after(self, nodes: np.ndarray) -> np.ndarray:
+        """What the language model and the bonus add for each token after each prefix."""
+        added = np.full((len(nodes), self.vocab), self.options.length_bonus)
+        if self.lm is not None:
+            new = [n for n in nodes.tolist() if n not in self.next]
+            rows = self.lm([self.ids(n) for n in new]) if new else []
+            self.next |= {n: self.options.lm_weight * row for n, row in zip(new, rows, strict=True)}
+            added += np.stack([self.next[n] for n in nodes.tolist()])
+        return added
 
     def step(self, row: np.ndarray) -> None:
         """Read the log-probabilities (vocab) of one more frame."""
         nodes, count = self.nodes, len(self.nodes)
         token = np.array([self.token[n] for n in nodes])
         either = np.logaddexp(self.in_blank, self.in_token)
-        in_blank = either + row[self.blank]
+        in_blank = either + row[self.options.blank]
         in_token = np.where(nodes == 0, -inf, self.in_token + row[token])
         extra = np.array([self.extra[n] for n in nodes])
-        open = row >= self.least
-        open[self.blank] = False
+        open = row >= self.options.token_min_logp
+        open[self.options.blank] = False
         (tokens,) = open.nonzero()
-        if len(tokens):
-            # a token after itself is a new one only if a blank parts them
-            before = np.where(token[:, None] == tokens, self.in_blank[:, None], either[:, None])
-            longer = before + row[tokens]
-            place = {node: i for i, node in enumerate(nodes.tolist())}
-            column = {one: j for j, one in enumerate(tokens.tolist())}
-            for i, node in enumerate(nodes.tolist()):  # a prefix that is in the beam already
-                mother, j = place.get(self.parent[node]), column.get(self.token[node])
-                if node and mother is not None and j is not None:
-                    in_token[i] = np.logaddexp(in_token[i], longer[mother, j])
-                    longer[mother, j] = -inf
-            more = self._after(nodes)
-            added = more[:, tokens] if isinstance(more, np.ndarray) else more
-            scores = np.concatenate(
-                [
-                    np.logaddexp(in_blank, in_token) + extra,
-                    (longer + extra[:, None] + added).ravel(),
-                ]
-            )
-        else:
-            longer, more = np.empty((count, 0)), 0.0
-            scores = np.logaddexp(in_blank, in_token) + extra
-        best = np.argsort(-scores, kind="stable")[: self.beam]
+        # a token after itself is a new one only if a blank parts them
+        before = np.where(token[:, None] == tokens, self.in_blank[:, None], either[:, None])
+        longer = before + row[tokens]
+        place = {node: i for i, node in enumerate(nodes.tolist())}
+        column = {one: j for j, one in enumerate(tokens.tolist())}
+        for i, node in enumerate(nodes.tolist()):  # a prefix that is in the beam already
+            mother, j = place.get(self.parent[node]), column.get(self.token[node])
+            if node and mother is not None and j is not None:
+                in_token[i] = np.logaddexp(in_token[i], longer[mother, j])
+                longer[mother, j] = -inf
+        added = self._after(nodes)[:, tokens]
+        stay = np.logaddexp(in_blank, in_token) + extra
+        scores = np.concatenate([stay, (longer + extra[:, None] + added).ravel()])
+        best = np.argsort(-scores, kind="stable")[: self.options.beam]
         best = best[scores[best] > -inf]
         kept, grown = best[best < count], best[best >= count] - count
         parents, places = grown // max(1, len(tokens)), grown % max(1, len(tokens))
         new = [
-            self._grow(int(nodes[i]), int(tokens[j]), more, i)
+            self._grow(int(nodes[i]), int(tokens[j]), float(added[i, j]))
             for i, j in zip(parents.tolist(), places.tolist(), strict=True)
         ]
         self.nodes = np.concatenate([nodes[kept], np.array(new, dtype=np.int64)])
         self.in_blank = np.concatenate([in_blank[kept], np.full(len(new), -inf)])
         self.in_token = np.concatenate([in_token[kept], longer[parents, places]])
 
-    def _grow(self, parent: int, token: int, more: np.ndarray | float, row: int) -> int:
-        """Return the node of a prefix with one more token."""
+    def _grow(self, parent: int, token: int, added: float) -> int:
+        """Node of a prefix with one more token, which adds to its score."""
         if (parent, token) in self.child:
             return self.child[parent, token]
-        added = more[row, token] if isinstance(more, np.ndarray) else more
         self.parent.append(parent)
         self.token.append(token)
-        self.extra.append(self.extra[parent] + float(added))
+        self.extra.append(self.extra[parent] + added)
         self.child[parent, token] = len(self.parent) - 1
         return len(self.parent) - 1
 
@@ -235,7 +223,8 @@ class _Prefixes:
         logprobs = np.logaddexp(self.in_blank, self.in_token)
         scores = logprobs + np.array([self.extra[n] for n in self.nodes])
         if self.lm is not None:
-            scores = scores + np.asarray(self._after(self.nodes))[:, self.eos] - self.bonus
+            after = self._after(self.nodes)[:, self.options.eos]
+            scores = scores + after - self.options.length_bonus
         order = np.argsort(-scores, kind="stable")
         return [(self.ids(int(self.nodes[i])), float(logprobs[i]), float(scores[i])) for i in order]
 
@@ -243,8 +232,8 @@ class _Prefixes:
 class _TracedPrefixes(_Prefixes):
     """The prefixes of a beam, and those that have left it, for the active trace."""
 
-    def __init__(self, options: PrefixBeam):
-        super().__init__(options)
+    def __init__(self, options: PrefixBeam, vocab: int):
+        super().__init__(options, vocab)
         self.trace = begin_trace()
         self.frames = 0
         # node -> the last frame in which it was in the beam, its place there, its log-probability

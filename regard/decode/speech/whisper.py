@@ -265,9 +265,15 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
             again = [n for n, one in enumerate(made) if self.failed(one, options)]
             if not again:
                 return made
-            hot = replace(options, temperature=temperature, beam=1)
-            rest = memory[again], lengths[again], prompts[again], hot, timestamps
-            for n, one in zip(again, self._write(*rest, [lines[n] for n in again]), strict=True):
+            retried = self._write(
+                memory[again],
+                lengths[again],
+                prompts[again],
+                replace(options, temperature=temperature, beam=1),
+                timestamps,
+                [lines[n] for n in again],
+            )
+            for n, one in zip(again, retried, strict=True):
                 made[n] = one
         return [self._cut(one) if self.repetitive(one) else one for one in made]
 

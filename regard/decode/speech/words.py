@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from regard.data.tokenizer import Tokenizer
+from regard.decode.speech.ctc_align import Alignment
 from regard.decode.speech.segments import HOP, SILENCE, smooth
 
 SPACE = "▁"  # how a tokenizer's pieces show a space
@@ -39,25 +40,6 @@ class Word:
     confidence: float
 
 
-class Timed(Protocol):
-    """Tokens with the frames they were emitted in: an Alignment or a CTCHypothesis."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Return the tokens."""
-        ...
-
-    @property
-    def spans(self) -> Sequence[tuple[int, int]]:
-        """Return the first frame of each token, and one past its last."""
-        ...
-
-    @property
-    def confidences(self) -> Sequence[float]:
-        """Return how sure each token is."""
-        ...
-
-
 def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, list[int]]]:
     """Return the words of a text and which of its tokens each is made of.
 
@@ -86,7 +68,7 @@ def unspaced(text: str) -> bool:
 
 
 def words(
-    timed: Timed,
+    timed: Alignment,
     tokenizer: Tokenizer,
     seconds_per_frame: float,
     *,
