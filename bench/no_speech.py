@@ -1,6 +1,6 @@
 """Fit the weights of regard/decode/speech/no_speech.py, and count what the gate lets through.
 
-    python bench/no_speech.py fit            prints MEAN, SCALE and WEIGHTS
+    python bench/no_speech.py fit            prints MEASURE_MEAN, MEASURE_SCALE and TERM_WEIGHTS
     python bench/no_speech.py check          false alarms on generated sounds, losses of AN4 dev
 
 Training material: AN4 train, FSDD files 5 to 49, as they are, softer, with noise and with hum; and
@@ -91,7 +91,12 @@ def music(rng: Random, n: int, rate: int = RATE, vibrato: float = 0.0) -> np.nda
             for key in CHORDS[rng.integers(len(CHORDS))]:
                 play(key, place, seconds, decay / 4)
             for turn in range(4 if style == "both" else 0):
-                play(12 + int(rng.choice(SCALE)), place + int(turn * beat * rate), beat, decay)
+                play(
+                    12 + int(rng.choice(SCALE)),
+                    place + int(turn * beat * rate),
+                    beat,
+                    decay,
+                )
             place += int(seconds * rate)
         else:
             keys = CHORDS[rng.integers(len(CHORDS))] if style == "arpeggio" else SCALE
@@ -196,7 +201,7 @@ def variants(rng: Random, sound: np.ndarray, rate: int) -> list[np.ndarray]:
 
 def loudest(sound: np.ndarray, rate: int) -> np.ndarray:
     """Return the loudest two seconds."""
-    size = int(no_speech.STRETCH * rate)
+    size = int(no_speech.STRETCH_SECONDS * rate)
     if len(sound) <= size:
         return sound
     power = np.concatenate([[0], np.cumsum(np.square(sound, dtype=np.float64))])
@@ -221,7 +226,9 @@ def fit(seed: int, count: int) -> None:
     x = np.array(speech + other)
     y = np.arange(len(x)) < len(speech)
     mean, scale = x.mean(0), x.std(0)
-    z = no_speech.terms(np.clip((x - mean) / scale, -no_speech.CLIP, no_speech.CLIP))
+    z = no_speech.terms(
+        np.clip((x - mean) / scale, -no_speech.MEASURE_CLIP, no_speech.MEASURE_CLIP)
+    )
     each = np.where(y, 0.5 / y.sum(), 0.5 / (~y).sum()) * len(y)
     w = slope = np.zeros(z.shape[1])
     ridge = np.diag([1e-6] + [1.0] * (z.shape[1] - 1))
@@ -232,7 +239,7 @@ def fit(seed: int, count: int) -> None:
     print(
         f"{len(speech)} stretches of speech, {len(other)} without; largest slope", abs(slope).max()
     )
-    for name, values in (("MEAN", mean), ("SCALE", scale), ("WEIGHTS", w)):
+    for name, values in (("MEASURE_MEAN", mean), ("MEASURE_SCALE", scale), ("TERM_WEIGHTS", w)):
         print(f"{name} = ({', '.join(f'{v:.4g}' for v in values)})")
     score = z @ w
     print("speech, lowest 0.3%:", np.quantile(score[y], 0.003))

@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.decode.sentences import Sentence
+from regard.decode.sentences import SourceSentence
 from regard.decode.speech.ctc import PrefixBeam
 from regard.decode.trace import FATES, tracing
 from regard.errors import UsageError
@@ -40,7 +40,7 @@ def decode(model, text: str, **settings):
     """Decode a text by the common decoder, with a trace and without."""
     asked = model.check(settings)
     source = model.codec.source.frame(model.predictor.encode(text, asked), "source")
-    sentence = Sentence(0, source, [], "")
+    sentence = SourceSentence(0, source, [], "")
     (plain,) = model.predictor.decoder.batch([sentence], asked, 0)
     with tracing() as trace:
         (traced,) = model.predictor.decoder.batch([sentence], asked, 0)
@@ -90,7 +90,7 @@ def test_a_trace_changes_nothing_and_tells_everything(model, text: str, settings
 def test_a_trace_is_of_one_sentence_and_of_a_beam(model):
     asked = model.check({"beam": 3})
     source = model.codec.source.frame(model.predictor.encode(TEXTS[0], asked), "source")
-    sentences = [Sentence(n, source, [], "") for n in range(2)]
+    sentences = [SourceSentence(n, source, [], "") for n in range(2)]
     with pytest.raises(UsageError, match="of one sentence"), tracing():
         model.predictor.decoder.batch(sentences, asked, 0)
     for settings in ({"beam": 1}, {"temperature": 1.0}):

@@ -17,7 +17,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.decode.constraints import EOS, Constraints, forbid, stop_repetition
 from regard.decode.decoder import decode
 from regard.decode.options import Decoding
-from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, PrefixBeam, greedy
+from regard.decode.speech.ctc import CTCPrefixScore, FusionModel, PrefixBeam, greedy
 from regard.decode.speech.ctc_align import align, alignable, not_alignable, required_frames
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
@@ -270,17 +270,17 @@ def test_a_prefix_beam_takes_steps_for_prefixes_and_tokens_but_not_for_each_pair
 
 
 @pytest.fixture(scope="module")
-def language_model() -> LanguageModel:
+def language_model() -> FusionModel:
     torch.manual_seed(0)
     tokenizer = Characters("ab")
     block = BlockConfig(16, 2, 32)
     model = GPT(GPTConfig(tokenizer.vocab, 2, block, max_length=32)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(4)  # far from uniform
-    return LanguageModel(model, tokenizer)
+    return FusionModel(model, tokenizer)
 
 
-def lm_logprob(lm: LanguageModel, text: Text) -> float:
+def lm_logprob(lm: FusionModel, text: Text) -> float:
     """Return log p(text and its end), read all at once as in training."""
     ids = torch.tensor([[1, *text, EOS]])
     with torch.no_grad():
@@ -328,16 +328,16 @@ def test_tokens_below_the_least_probability_do_not_continue_a_text():
 
 def test_characters_of_another_order_are_mapped_and_other_tokens_refused(language_model):
     ctc = Characters("ba")  # the other way round
-    mapped = LanguageModel(language_model.writer, language_model.tokenizer, ctc)
+    mapped = FusionModel(language_model.writer, language_model.tokenizer, ctc)
     a, b = ctc.encode("a")[0], ctc.encode("b")[0]
     ours, theirs = mapped([[a, b]])[0], language_model([[4, 5]])[0]
     assert (ours[[a, b]] == theirs[[4, 5]]).all() and (ours[:4] == theirs[:4]).all()
     with pytest.raises(UsageError, match="never seen 'c'"):
-        LanguageModel(language_model.writer, language_model.tokenizer, Characters("abc"))
+        FusionModel(language_model.writer, language_model.tokenizer, Characters("abc"))
     pieces = train_tokenizer(["ab ab ba"] * 10, vocab=300)
     with pytest.raises(UsageError, match="tokenizer is another"):
-        LanguageModel(language_model.writer, pieces, Characters("abc"))
-    cut = LanguageModel(language_model.writer, language_model.tokenizer, context=3)
+        FusionModel(language_model.writer, pieces, Characters("abc"))
+    cut = FusionModel(language_model.writer, language_model.tokenizer, context=3)
     np.testing.assert_array_equal(cut([[4, 5, 5, 4]]), cut([[5, 5, 5, 4]]))
 
 

@@ -16,7 +16,7 @@ from regard.decode.batching import in_batches
 from regard.decode.constraints import EOS, Constraints, forbid
 from regard.decode.decoder import decode
 from regard.decode.options import PENALTIES, Decoding, penalty
-from regard.decode.rules import DecodingStep, Given, Rules, checked
+from regard.decode.rules import DecodingStep, RuleInputs, Rules, checked
 from regard.decode.search import _argmax, _continuations, keep_min_p, keep_top_k, keep_top_p
 from regard.errors import UsageError
 from regard.models.declaration import with_changes
@@ -211,7 +211,7 @@ def test_adjustments_do_what_they_say():
     logits = torch.tensor([[2.0, -1.0, 0.5, 0.0]])
     written = torch.tensor([[0, 1, 0]])
     assert forbid(2, 3)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, -inf]]
-    again = Rules({"repetition_penalty": 2.0}, Given([EOS], [[2]]))  # the prompt counts, too
+    again = Rules({"repetition_penalty": 2.0}, RuleInputs([EOS], [[2]]))  # the prompt counts, too
     assert again(logits, written, torch.tensor([0])).tolist() == [[1.0, -2.0, 0.25, 0.0]]
     assert at_least(3)(logits.clone(), written).tolist() == logits.tolist()
     assert at_least(4)(logits.clone(), written).tolist() == [[2.0, -1.0, -inf, 0.0]]
@@ -541,5 +541,5 @@ def test_a_rule_changes_scores_as_transformers_does(name, value, theirs, more):
     scores = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
     whole = torch.cat([torch.tensor(before), written], 1)
     wanted = getattr(processors, theirs)(value, *more)(whole, scores.clone())
-    now = DecodingStep(Given([2], before), [0, 1], written)
+    now = DecodingStep(RuleInputs([2], before), [0, 1], written)
     assert torch.equal(getattr(decoding_rules, name)(scores.clone(), now, value), wanted)

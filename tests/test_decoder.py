@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.decode.constraints import Constraints, forbid
 from regard.decode.decoder import Decoder, decode
 from regard.decode.options import Decoding
-from regard.decode.rules import Given, Rules
+from regard.decode.rules import RuleInputs, Rules
 from regard.decode.speech.decoder import OverMemory
 from regard.layers.block import BlockConfig
 from regard.models import family, preset
@@ -120,7 +120,7 @@ def constraints(name: str, count: int, seed: int, lengths: Tensor | None, ids: T
         begin = ids.gather(1, lengths.unsqueeze(1) - 1)
     if name == "whisper":
         begin = torch.arange(seed, seed + 2 * count).view(count, 2) % VOCAB
-    rules = Rules({"repetition_penalty": 1.0 + seed / 9}, Given([EOS], [[1]] * count))
+    rules = Rules({"repetition_penalty": 1.0 + seed / 9}, RuleInputs([EOS], [[1]] * count))
     return Constraints(
         begin=begin,
         prefix=[[7, 9 + n][: (seed + n) % 3] for n in range(count)],
@@ -140,7 +140,7 @@ JOINS = {0: 3, 1: 1, 4: 4, 5: 2, 9: 1}
 def row_of(given: Constraints, n: int) -> Constraints:
     """The constraints of one row."""
     rules = [
-        Rules(one.rules, Given(one.given.ends, [one.given.before[n]]))
+        Rules(one.rules, RuleInputs(one.given.ends, [one.given.before[n]]))
         if isinstance(one, Rules)
         else one
         for one in given.adjust

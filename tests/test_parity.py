@@ -245,7 +245,7 @@ def test_a_way_to_generate_that_is_not_known_is_refused_by_name(
 
 
 def test_the_rules_that_are_read_are_those_that_are_known():
-    assert {*generation.RULES, *generation.SOUND_RULES} == set(rules.RULES)
+    assert {*generation.RULES, *generation.SOUND_RULES} == set(rules.GENERATION_RULES)
 
 
 def test_older_checkpoints_tell_it_in_config_json(tmp_path: Path):

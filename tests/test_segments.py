@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from regard.data.characters import Characters
 from regard.data.tokenize import train_tokenizer
-from regard.decode.speech.ctc_align import Alignment
+from regard.decode.speech.ctc_align import CTCAlignment
 from regard.decode.speech.no_speech import is_speech, speech_score
 from regard.decode.speech.segments import (
     HOP,
@@ -143,7 +143,7 @@ TOKENIZER = Characters(" ABCDEFGHIJKLMNOPQRSTUVWXYZ'0123456789.,")
 @dataclass
 class Spoken:
     samples: np.ndarray
-    alignment: Alignment
+    alignment: CTCAlignment
     times: list[tuple[float, float]]
     text: list[str]
 
@@ -169,7 +169,7 @@ def spoken(seed: int, gap: tuple[float, float], early: float, frame: float = 0.0
     samples = np.concatenate(parts).astype(np.float32)
     samples += (2e-4 * rng.normal(size=len(samples))).astype(np.float32)
     spans = np.maximum.accumulate(spans).tolist()
-    alignment = Alignment(ids, 0.0, [(n, n + 1) for n in spans], [0.9] * len(ids))
+    alignment = CTCAlignment(ids, 0.0, [(n, n + 1) for n in spans], [0.9] * len(ids))
     return Spoken(samples, alignment, times, text)
 
 
@@ -214,11 +214,11 @@ def test_every_word_is_timed_in_order_and_without_overlap(seed, heard, early):
 
 def test_more_words_than_the_sound_has_room_for_are_timed_too():
     ids = TOKENIZER.encode("A B C D E F")
-    alignment = Alignment(ids, 0.0, [(n, n + 1) for n in range(len(ids))], [0.5] * len(ids))
+    alignment = CTCAlignment(ids, 0.0, [(n, n + 1) for n in range(len(ids))], [0.5] * len(ids))
     for level in (np.full(4, -20.0), np.full(50, SILENCE), np.zeros(0), None):
         found = words(alignment, TOKENIZER, 0.04, level=level)
         assert [word.text for word in found] == list("ABCDEF")
-    assert words(Alignment([], 0.0, [], []), TOKENIZER, 0.04) == []
+    assert words(CTCAlignment([], 0.0, [], []), TOKENIZER, 0.04) == []
 
 
 def test_a_long_recording_is_timed_in_little_memory():
@@ -234,7 +234,7 @@ def test_a_long_recording_is_timed_in_little_memory():
     period[: len(one.samples)] = one.samples
     level = loudness(np.tile(period, turns), RATE)
     assert len(level) > 30_000  # five minutes
-    alignment = Alignment(ids, 0.0, spans, [0.9] * len(ids))
+    alignment = CTCAlignment(ids, 0.0, spans, [0.9] * len(ids))
     tracemalloc.start()
     found = words(alignment, TOKENIZER, 0.04, level=level)
     most = tracemalloc.get_traced_memory()[1]
@@ -268,7 +268,7 @@ def test_a_token_that_is_emitted_for_long_is_in_the_middle_of_its_frames():
     """So a word has the same times when the frames before and after its middle are as many."""
     for reach in (0, 1, 4):
         spans = [(5 - reach, 6 + reach), (11, 12), (20 - reach, 21 + reach)]
-        alignment = Alignment(TOKENIZER.encode("A B"), 0.0, spans, [0.9] * 3)
+        alignment = CTCAlignment(TOKENIZER.encode("A B"), 0.0, spans, [0.9] * 3)
         one, two = words(alignment, TOKENIZER, 0.04)
         assert (one.start + one.end) / 2 == pytest.approx(5.5 * 0.04)
         assert (two.start + two.end) / 2 == pytest.approx(20.5 * 0.04)
@@ -276,7 +276,7 @@ def test_a_token_that_is_emitted_for_long_is_in_the_middle_of_its_frames():
 
 def test_a_word_is_as_sure_as_its_least_sure_token():
     ids = TOKENIZER.encode("AB C")
-    alignment = Alignment(ids, 0.0, [(0, 1), (1, 2), (2, 3), (3, 4)], [0.9, 0.4, 0.1, 0.8])
+    alignment = CTCAlignment(ids, 0.0, [(0, 1), (1, 2), (2, 3), (3, 4)], [0.9, 0.4, 0.1, 0.8])
     assert [word.confidence for word in words(alignment, TOKENIZER, 0.04)] == [0.4, 0.8]
 
 

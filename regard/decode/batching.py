@@ -12,19 +12,19 @@ from regard.attention.watch import watcher
 from regard.errors import UsageError
 from regard.native.allocator import reuse_memory
 
-T = TypeVar("T")
-U = TypeVar("U")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def in_batches(
-    items: Sequence[T],
+    items: Sequence[Item],
     lengths: Sequence[int],
-    function: Callable[[list[T]], Sequence[U]],
+    function: Callable[[list[Item]], Sequence[Answer]],
     *,
     tokens: int = 4096,
     rows: int = 256,
     workers: int = 1,
-) -> list[U]:
+) -> list[Answer]:
     """Apply a function to batches of items of like length and return the answers in order.
 
     A batch, padded to its longest item, holds at most so many tokens and rows; a longer item is

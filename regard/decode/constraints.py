@@ -11,10 +11,10 @@ from regard.errors import UsageError
 
 BOS, EOS = 1, 2
 # No text is longer than this unless max_length says so.
-MAX_TOKENS = 512
+MAX_TEXT_TOKENS = 512
 
 # when a beam search ends: ours, and those of transformers
-STOPPINGS = ("patience", "early", "length", "never")
+BEAM_STOPPINGS = ("patience", "early", "length", "never")
 
 
 class ByRow:
@@ -132,7 +132,7 @@ UNCONSTRAINED = Constraints()
 
 def usual_limit(length: int) -> int:
     """Most tokens of a text whose source has so many."""
-    return min(MAX_TOKENS, 10 + length + length // 2)
+    return min(MAX_TEXT_TOKENS, 10 + length + length // 2)
 
 
 def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:

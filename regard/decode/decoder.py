@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.decode.constraints import UNCONSTRAINED, Constraints
 from regard.decode.options import DEFAULT, Decoding
 from regard.decode.search import BeamSearch, Hypothesis, LeftToRight, Search, hypothesis
-from regard.decode.writer import State, Writer
+from regard.decode.writer import Writer, WriterState
 from regard.errors import UsageError
 
 # Given texts are read this many tokens at a time, to bound the memory of the logits.
@@ -82,7 +82,7 @@ class Decoder:
 class _Batch:
     """Rows that step together: a state, and the searches whose sentences it holds, in order."""
 
-    def __init__(self, state: State, search: Search):
+    def __init__(self, state: WriterState, search: Search):
         self.state, self.searches = state, [search]
 
     def step(self, writer: Writer[Any]) -> dict[int, list[Hypothesis]]:

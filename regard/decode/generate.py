@@ -14,7 +14,7 @@ from regard.decode.batching import in_batches
 from regard.decode.constraints import Adjust, forbid
 from regard.decode.decoder import decode
 from regard.decode.options import Decoding
-from regard.decode.rules import GenerationConfig, Given
+from regard.decode.rules import GenerationConfig, RuleInputs
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 from regard.settings import setting
@@ -237,7 +237,7 @@ class TextGenerator:
             n if len(text.ids) + n >= text.limit else -1
             for text, n in zip(texts, room, strict=True)
         ]
-        given = Given(
+        given = RuleInputs(
             self.ends,
             [text.prompt + text.ids for text in texts],
             [text.prompt for text in texts],

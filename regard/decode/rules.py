@@ -22,7 +22,7 @@ MAX_RULE_LENGTH = 10_000_000  # tokens that a rule may speak of
 
 
 @dataclass(frozen=True)
-class Given:
+class RuleInputs:
     """What the rules must know of a batch, sentence by sentence."""
 
     ends: Sequence[int]  # tokens that end a text
@@ -36,7 +36,7 @@ class Given:
 class DecodingStep:
     """One step of decoding: which sentence each row is of, and its tokens so far."""
 
-    given: Given
+    given: RuleInputs
     number: list[int]
     written: Tensor
     forced: bool = False  # the first token of a text is
@@ -122,9 +122,8 @@ def bad_words_ids(scores: Tensor, now: DecodingStep, runs: Sequence[Sequence[int
 
 def min_length(scores: Tensor, now: DecodingStep, length: int) -> Tensor:
     """Forbid the end before a text has so many tokens, its prompt included."""
-    return _mask(
-        scores, [n for n, row in enumerate(now.tokens) if len(row) < length], now.given.ends
-    )
+    short = [row for row, tokens in enumerate(now.tokens) if len(tokens) < length]
+    return _mask(scores, short, now.given.ends)
 
 
 def min_new_tokens(scores: Tensor, now: DecodingStep, length: int) -> Tensor:
@@ -271,45 +270,47 @@ def _text(value: Any, vocab: int) -> str:
 
 
 @dataclass(frozen=True)
-class Rule:
+class LogitsRule:
     """How a value is checked, with the size of the vocabulary, and what it does."""
 
     check: Callable[[Any, int], Any]
     change: Callable[[Tensor, DecodingStep, Any], Tensor] | None = None  # of logits
 
 
-RULES: dict[str, Rule] = {
-    "sequence_bias": Rule(_biases, sequence_bias),
-    "repetition_penalty": Rule(lambda x, vocab: _number(x, 0.001, 1000), repetition_penalty),
-    "no_repeat_ngram_size": Rule(_count, no_repeat_ngram_size),
-    "encoder_no_repeat_ngram_size": Rule(_count, encoder_no_repeat_ngram_size),
-    "bad_words_ids": Rule(_runs, bad_words_ids),
-    "min_length": Rule(_count, min_length),
-    "min_new_tokens": Rule(_count, min_new_tokens),
-    "forced_bos_token_id": Rule(_id, forced_bos_token_id),
-    "forced_eos_token_id": Rule(_some, forced_eos_token_id),
-    "exponential_decay_length_penalty": Rule(_decay, exponential_decay_length_penalty),
-    "suppress_tokens": Rule(_ids, suppress_tokens),
-    "begin_suppress_tokens": Rule(_ids, begin_suppress_tokens),
+GENERATION_RULES: dict[str, LogitsRule] = {
+    "sequence_bias": LogitsRule(_biases, sequence_bias),
+    "repetition_penalty": LogitsRule(lambda x, vocab: _number(x, 0.001, 1000), repetition_penalty),
+    "no_repeat_ngram_size": LogitsRule(_count, no_repeat_ngram_size),
+    "encoder_no_repeat_ngram_size": LogitsRule(_count, encoder_no_repeat_ngram_size),
+    "bad_words_ids": LogitsRule(_runs, bad_words_ids),
+    "min_length": LogitsRule(_count, min_length),
+    "min_new_tokens": LogitsRule(_count, min_new_tokens),
+    "forced_bos_token_id": LogitsRule(_id, forced_bos_token_id),
+    "forced_eos_token_id": LogitsRule(_some, forced_eos_token_id),
+    "exponential_decay_length_penalty": LogitsRule(_decay, exponential_decay_length_penalty),
+    "suppress_tokens": LogitsRule(_ids, suppress_tokens),
+    "begin_suppress_tokens": LogitsRule(_ids, begin_suppress_tokens),
     # what these say is no change of logits
-    "eos_token_id": Rule(_some),
-    "decoder_start_token_id": Rule(_id),
-    "max_length": Rule(_count),
-    "renormalize_logits": Rule(lambda x, vocab: x is True),
-    "early_stopping": Rule(lambda x, vocab: x if x == "never" else x is True),
-    "regard_usual_limit": Rule(_flag),  # we exported it, and mean what we do without max_length
+    "eos_token_id": LogitsRule(_some),
+    "decoder_start_token_id": LogitsRule(_id),
+    "max_length": LogitsRule(_count),
+    "renormalize_logits": LogitsRule(lambda x, vocab: x is True),
+    "early_stopping": LogitsRule(lambda x, vocab: x if x == "never" else x is True),
+    "regard_usual_limit": LogitsRule(
+        _flag
+    ),  # we exported it, and mean what we do without max_length
     # and these say what Whisper writes after (regard.decode.speech.whisper)
-    "forced_decoder_ids": Rule(_prompt),
-    "no_timestamps_token_id": Rule(_id),
-    "prev_sot_token_id": Rule(_id),
-    "lang_to_id": Rule(_named_ids),
-    "task_to_id": Rule(_named_ids),
-    "is_multilingual": Rule(_flag),
-    "language": Rule(_text),
-    "task": Rule(_text),
-    "return_timestamps": Rule(_flag),
-    "max_initial_timestamp_index": Rule(_count),
-    "alignment_heads": Rule(_heads),
+    "forced_decoder_ids": LogitsRule(_prompt),
+    "no_timestamps_token_id": LogitsRule(_id),
+    "prev_sot_token_id": LogitsRule(_id),
+    "lang_to_id": LogitsRule(_named_ids),
+    "task_to_id": LogitsRule(_named_ids),
+    "is_multilingual": LogitsRule(_flag),
+    "language": LogitsRule(_text),
+    "task": LogitsRule(_text),
+    "return_timestamps": LogitsRule(_flag),
+    "max_initial_timestamp_index": LogitsRule(_count),
+    "alignment_heads": LogitsRule(_heads),
 }
 NO_EFFECT = {
     "repetition_penalty": 1,
@@ -326,10 +327,10 @@ def checked(rules: Any, vocab: int) -> dict[str, Any]:
         raise UsageError(f"'rules' are {rules!r:.40}; expected an object")
     good: dict[str, Any] = {}
     for key, value in rules.items():
-        if key not in RULES:
-            raise UsageError(f"unknown rule {key!r:.40}; known are {', '.join(RULES)}")
+        if key not in GENERATION_RULES:
+            raise UsageError(f"unknown rule {key!r:.40}; known are {', '.join(GENERATION_RULES)}")
         try:
-            good[key] = RULES[key].check(value, vocab)
+            good[key] = GENERATION_RULES[key].check(value, vocab)
         except UsageError as mistake:
             raise UsageError(f"{key}={mistake}") from None
     return _effective(good)
@@ -369,7 +370,7 @@ class GenerationConfig:
         again = self.rules.get("renormalize_logits", False)
         return replace(ours, stopping=stopping, on="logprobs", renormalise=again)
 
-    def changes(self, given: Given, **others: Any) -> "list[Rules]":
+    def changes(self, given: RuleInputs, **others: Any) -> "list[Rules]":
         """The rules as changes of logits, with others beside or instead of them."""
         rules = Rules(_effective({**self.rules, **others}), given)
         return [rules] if rules else []
@@ -385,16 +386,16 @@ class Rules(ByRow):
     """Checked rules as one change of logits, which knows the sentence of each row."""
 
     rules: Mapping[str, Any]
-    given: Given
+    given: RuleInputs
 
     def __bool__(self) -> bool:
-        return any(RULES[key].change is not None for key in self.rules)
+        return any(GENERATION_RULES[key].change is not None for key in self.rules)
 
     def __call__(self, logits: Tensor, written: Tensor, number: Tensor) -> Tensor:
         """Change the logits (rows, vocab) of rows with these tokens, of sentences by number."""
         forced = "forced_bos_token_id" in self.rules
         now = DecodingStep(self.given, number.tolist(), written, forced)
-        for key, rule in RULES.items():
+        for key, rule in GENERATION_RULES.items():
             if rule.change is not None and key in self.rules:
                 logits = rule.change(logits, now, self.rules[key])
         return logits

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard import native
-from regard.decode.constraints import STOPPINGS, Constraints
+from regard.decode.constraints import BEAM_STOPPINGS, Constraints
 from regard.decode.options import Decoding, Divisor
 from regard.decode.trace import Continuations, active_observer
 from regard.errors import UsageError, lookup
@@ -259,7 +259,7 @@ class BeamSearch(Search):
     ):
         super().__init__(source, lengths, options, constraints, first)
         beam, n_best, stopping = options.beam, options.n_best, constraints.stopping
-        lookup("stopping", stopping, dict.fromkeys(STOPPINGS))
+        lookup("stopping", stopping, dict.fromkeys(BEAM_STOPPINGS))
         if not constraints.patience > 0:
             raise UsageError(f"patience={constraints.patience} is not above 0")
         if constraints.on_token is not None:
@@ -369,7 +369,7 @@ class LeftToRight(Search):
         first: int = 0,
     ):
         super().__init__(source, lengths, options, constraints, first)
-        self.draw = Sampler(self) if options.sampling and options.temperature != 0 else None
+        self.draw = TokenSampler(self) if options.sampling and options.temperature != 0 else None
         self.samples = options.n_best
         if constraints.on_token is not None and self.samples > 1:
             raise UsageError(
@@ -421,7 +421,7 @@ class LeftToRight(Search):
         self.ended = self.ended[sentences]
 
 
-class Sampler:
+class TokenSampler:
     """Draws of tokens by their probability, from numbers that belong to each sentence.
 
     They depend on the seed and the number of its line alone. Temperature comes first, then top_k,

@@ -16,7 +16,7 @@ from regard.decode.batching import in_batches
 from regard.decode.constraints import forbid, usual_limit
 from regard.decode.decoder import decode, score
 from regard.decode.options import Decoding
-from regard.decode.rules import GenerationConfig, Given
+from regard.decode.rules import GenerationConfig, RuleInputs
 from regard.decode.search import Hypothesis, enough_texts, hypothesis
 from regard.decode.trace import is_tracing
 from regard.decode.writer import Writer
@@ -29,7 +29,7 @@ QUANTISED = {"none": torch.float32, "int8": torch.int8}
 
 
 @dataclass
-class Sentence:
+class SourceSentence:
     """A part of a text that is translated by itself."""
 
     line: int
@@ -75,9 +75,9 @@ class SentenceDecoder:
 
     def cut(
         self, text: str, line: int, encode: Callable[[str], list[int]], prefix: Ids, split: bool
-    ) -> list[Sentence]:
+    ) -> list[SourceSentence]:
         """Cut a text into the sentences that are decoded one by one, and what is between them."""
-        sentences: list[Sentence] = []
+        sentences: list[SourceSentence] = []
         texts = split_sentences(text) if split else [text]
         if len(texts) > 1:
             self.rules.tell("sentence by sentence; split=false gives it a text at once")
@@ -87,19 +87,25 @@ class SentenceDecoder:
             if before and sentences:
                 sentences[-1].separator += before
             elif before:
-                sentences.append(Sentence(line, [], [], before))
+                sentences.append(SourceSentence(line, [], [], before))
             ids = encode(core) if core else []
             if core and not ids:
                 self.rules.tell(f"no answer to {core!r:.40}, of which its tokenizer keeps nothing")
             for start in range(0, len(ids), self.longest):
                 piece = self.source.frame(ids[start : start + self.longest], "source")
                 last = start + self.longest >= len(ids)
-                sentences.append(Sentence(line, piece, list(prefix), after if last else " "))
+                sentences.append(SourceSentence(line, piece, list(prefix), after if last else " "))
                 prefix = ()  # the target begins but once
         return sentences
 
     def write(
-        self, sentences: list[Sentence], options: Decoding, first: int, *, tokens: int, rows: int
+        self,
+        sentences: list[SourceSentence],
+        options: Decoding,
+        first: int,
+        *,
+        tokens: int,
+        rows: int,
     ) -> None:
         """Decode sentences in batches of so many tokens and rows; `first` seeds sampling."""
         dtype = lookup("quantise", getattr(options, "quantise", "none"), QUANTISED)
@@ -125,7 +131,7 @@ class SentenceDecoder:
             sentence.hypotheses = some
 
     def _by_engine(
-        self, sentences: list[Sentence], options: Decoding, dtype: torch.dtype
+        self, sentences: list[SourceSentence], options: Decoding, dtype: torch.dtype
     ) -> list[list[Hypothesis]] | None:
         """All hypotheses by the engine of the writer, if it has one that knows the options.
 
@@ -144,7 +150,7 @@ class SentenceDecoder:
             or any(s.prefix for s in real)
             or constraints.renormalise
             or (constraints.on == "logprobs" and self.never and options.beam > 1)
-            or self.rules.changes(Given(self.rules.all_ends, [], [], []))
+            or self.rules.changes(RuleInputs(self.rules.all_ends, [], [], []))
         ):
             return None
         self.engine = engine = make(self.never, self.engine, dtype)
@@ -171,7 +177,9 @@ class SentenceDecoder:
         texts = iter(found)
         return [[hypothesis(*one) for one in next(texts)] if s.ids else [] for s in sentences]
 
-    def batch(self, some: list[Sentence], options: Decoding, first: int) -> list[list[Hypothesis]]:
+    def batch(
+        self, some: list[SourceSentence], options: Decoding, first: int
+    ) -> list[list[Hypothesis]]:
         """Return the hypotheses of a batch of sentences; one without tokens has none."""
         real = [s for s in some if s.ids]
         if not real:
@@ -182,7 +190,7 @@ class SentenceDecoder:
             most = "10 tokens and 1.5 for each of its source"
             self.rules.tell(f"no max_length is given, so a text has up to {most}, not 20")
         sources = [s.ids for s in real]
-        given = Given(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)
+        given = RuleInputs(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)
         constraints = replace(
             self.rules.constraints,
             prefix=[s.prefix for s in real],
@@ -192,7 +200,7 @@ class SentenceDecoder:
         hypotheses = iter(decode(self.writer, *self._padded(sources), options, constraints))
         return [next(hypotheses) if s.ids else [] for s in some]
 
-    def join(self, parts: list[Sentence], language: str | None) -> list[Joined]:
+    def join(self, parts: list[SourceSentence], language: str | None) -> list[Joined]:
         """Put the sentences of one text together again, the best hypotheses first."""
         separators = [s.separator for s in parts]
         joined = []

@@ -1,12 +1,12 @@
 """The protocol of a model that can be decoded from: start and step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 
-class State(Protocol):
+class WriterState(Protocol):
     """The state of decoding: sentences, each with its hypotheses.
 
     Hypothesis j of sentence i is row i * hypotheses + j.
@@ -14,23 +14,23 @@ class State(Protocol):
 
     @property
     def sentences(self) -> int:
-        """Return how many sentences are not finished."""
+        """Number of sentences that are not finished."""
         ...
 
     @property
     def hypotheses(self) -> int:
-        """Return how many hypotheses each sentence has."""
+        """Number of hypotheses of each sentence."""
         ...
 
-    def select(self, parents: Tensor) -> "State":
+    def select(self, parents: Tensor) -> "WriterState":
         """Let hypothesis j of sentence i continue parents[i, j] of that sentence, in place."""
         ...
 
-    def keep(self, sentences: Tensor) -> "State":
+    def keep(self, sentences: Tensor) -> "WriterState":
         """Go on with these sentences only, in place."""
         ...
 
-    def join(self, other: Any) -> "State":
+    def join(self, other: Any) -> "WriterState":
         """Go on with the sentences of another such state too, after those here, in place.
 
         Both have as many hypotheses of each sentence; their texts may have different lengths.
@@ -38,33 +38,22 @@ class State(Protocol):
         ...
 
 
-S = TypeVar("S", bound=State)
+WriterStateT = TypeVar("WriterStateT", bound=WriterState)
 
 
-class Writer(Protocol[S]):
+class Writer(Protocol[WriterStateT]):
     """A model that reads a source and then returns, token by token, the logits of the next."""
 
-    def start(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> S:
+    def start(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int
+    ) -> WriterStateT:
         """Read the sources (b, s) and allocate for texts of `capacity` tokens, one for each."""
         ...
 
-    def step(self, ids: Tensor, state: S) -> tuple[Tensor, S]:
+    def step(self, ids: Tensor, state: WriterStateT) -> tuple[Tensor, WriterStateT]:
         """Read the next tokens (b, l) of all hypotheses and return the logits after each.
 
         The caller may overwrite the logits.
-        """
-        ...
-
-
-class Engine(Protocol):
-    """What searches for the texts of many sources by itself, with the weights of a writer."""
-
-    def translate(
-        self, sources: Sequence[Sequence[int]], limits: Sequence[int], **search: Any
-    ) -> Sequence[Sequence[tuple[list[int], list[float], float]]] | None:
-        """Tokens, log-probability after each, and score of the texts of each source.
-
-        None where it cannot; then the search in Python does.
         """
         ...
 

@@ -123,7 +123,7 @@ SPEECH_ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
 }
 
 
-class Decoder(TextDecoder):
+class SpeechTextDecoder(TextDecoder):
     """A transformer decoder of texts with cross-attention to frames, and its tied head."""
 
     def __init__(self, config: ConformerConfig):
@@ -196,7 +196,7 @@ class Conformer(nn.Module):
         )
         self.norm = final_norm(block)
         self.readout = build_readout(config)
-        self.decoder = Decoder(config) if config.decoder_depth else None
+        self.decoder = SpeechTextDecoder(config) if config.decoder_depth else None
         lookup("init", config.init, INITS)(self)
 
     def out_lengths(self, lengths: Lengths) -> Lengths:
@@ -284,7 +284,7 @@ class Conformer(nn.Module):
         return self._writer.head
 
     @property
-    def _writer(self) -> Decoder:
+    def _writer(self) -> SpeechTextDecoder:
         if self.decoder is None:
             raise UsageError("this model has no decoder; it was made with decoder_depth=0")
         return self.decoder

@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from regard.data.batches import pad
 from regard.data.characters import Characters
 from regard.data.tokenizer import Tokenizer
-from regard.decode.constraints import EOS, MAX_TOKENS, ByRow
-from regard.decode.speech.ctc_align import BLANK, Alignment, align, checked
+from regard.decode.constraints import EOS, MAX_TEXT_TOKENS, ByRow
+from regard.decode.speech.ctc_align import BLANK, CTCAlignment, align, checked
 from regard.decode.trace import Branch, begin_trace, is_tracing
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
-LEAST = -1000.0  # a log-probability that is none, and whose sums over frames stay exact
+LEAST_LOGPROB = -1000.0  # a log-probability that is none, and whose sums over frames stay exact
 
 
 @dataclass(frozen=True)
-class CTCHypothesis(Alignment):
+class CTCHypothesis(CTCAlignment):
     """A text that was decoded, with its alignment."""
 
     score: float  # logprob + lm_weight * log p_lm + length_bonus * tokens
@@ -46,7 +46,7 @@ def greedy(log_probs: Tensor | np.ndarray, blank: int = BLANK) -> CTCHypothesis:
     return CTCHypothesis(best[starts[spoken]].tolist(), total, spans, confidences, total)
 
 
-class LanguageModel:
+class FusionModel:
     """A language model for shallow fusion, asked for the next token after given texts.
 
     Its tokens must be those of the CTC model: the same tokenizer, or characters on both sides.
@@ -58,7 +58,7 @@ class LanguageModel:
         tokenizer: Tokenizer,
         ctc: Tokenizer | None = None,
         *,
-        context: int = MAX_TOKENS,
+        context: int = MAX_TEXT_TOKENS,
         device: torch.device | str = "cpu",
     ):
         """Take a writer with its tokenizer, and the tokenizer of the CTC model if another.
@@ -296,7 +296,8 @@ class CTCPrefixScore(ByRow):
         self.weight, self.blank, self.ends = weight, blank, list(ends)
         sizes = [log_probs.shape[1]] * len(log_probs) if lengths is None else lengths.tolist()
         self.log_probs = [
-            row[:size].double().clamp(min=LEAST) for row, size in zip(log_probs, sizes, strict=True)
+            row[:size].double().clamp(min=LEAST_LOGPROB)
+            for row, size in zip(log_probs, sizes, strict=True)
         ]
         # what the last step computed of its prefixes, (sentence, tokens)
         self.paths: dict[tuple[int, tuple[int, ...]], _Paths] = {}
@@ -361,12 +362,12 @@ class CTCPrefixScore(ByRow):
         in_token, in_blank, prefix = paths
         either = torch.logaddexp(in_token, in_blank)
         # a text that does not fit into the frames has no path at all
-        most = either.amax(1, keepdim=True).clamp(min=LEAST * (len(log_probs) + 1))
+        most = either.amax(1, keepdim=True).clamp(min=LEAST_LOGPROB * (len(log_probs) + 1))
         scores = ((either[:, :-1] - most).exp() @ log_probs.exp()).log() + most
         again = (in_blank[:, :-1] + log_probs[:, last].T).logsumexp(1, keepdim=True)
         scores = scores.scatter(1, last.unsqueeze(1), again)
         scores[:, self.ends] = either[:, -1:]
-        scores = (scores - prefix.unsqueeze(1)).nan_to_num(LEAST).clamp(LEAST, 0.0)
+        scores = (scores - prefix.unsqueeze(1)).nan_to_num(LEAST_LOGPROB).clamp(LEAST_LOGPROB, 0.0)
         scores[:, self.blank] = -inf
         return scores
 

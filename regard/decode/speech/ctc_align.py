@@ -15,7 +15,7 @@ BLANK = 0  # the padding of every tokenizer that Regard trains, which no text ho
 
 
 @dataclass(frozen=True)
-class Alignment:
+class CTCAlignment:
     """A text and the frames of its most likely CTC path."""
 
     ids: list[int]
@@ -55,7 +55,7 @@ def checked(log_probs: Tensor | np.ndarray, blank: int) -> np.ndarray:
     return table
 
 
-def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK) -> Alignment:
+def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK) -> CTCAlignment:
     """Return the most likely alignment of a text to log-probabilities (frames, vocab)."""
     table = checked(log_probs, blank)
     ids = [int(one) for one in ids]
@@ -75,7 +75,7 @@ def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK
         (places,) = np.nonzero(path == 2 * n + 1)
         spans.append((int(places[0]), int(places[-1]) + 1))
         confidences.append(float(np.exp(table[places, one].max())))
-    return Alignment(ids, logprob, spans, confidences)
+    return CTCAlignment(ids, logprob, spans, confidences)
 
 
 def _viterbi(table: np.ndarray, ids: Sequence[int], blank: int) -> tuple[np.ndarray, float]:

@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.data.batches import pad
 from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
-from regard.decode.constraints import MAX_TOKENS, Adjust, Constraints, forbid, stop_repetition
+from regard.decode.constraints import MAX_TEXT_TOKENS, Adjust, Constraints, forbid, stop_repetition
 from regard.decode.decoder import decode
-from regard.decode.speech.ctc import CTCPrefixScore, LanguageModel, PrefixBeam, greedy
-from regard.decode.speech.ctc_align import Alignment, align, alignable
+from regard.decode.speech.ctc import CTCPrefixScore, FusionModel, PrefixBeam, greedy
+from regard.decode.speech.ctc_align import CTCAlignment, align, alignable
 from regard.decode.speech.options import SpeechDecoding, whisper_only
 from regard.decode.speech.words import Word, words
 from regard.errors import UsageError
@@ -108,7 +108,7 @@ class OverMemory:
         return self.model.step(ids, state)
 
 
-def fuse(lm: LanguageModel | None, weight: float, bonus: float, eos: int) -> Adjust:
+def fuse(lm: FusionModel | None, weight: float, bonus: float, eos: int) -> Adjust:
     """Shallow fusion: add a language model's log-probabilities, and a bonus for every token."""
 
     def adjust(logits: Tensor, written: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class SpeechDecoder(Generic[Options]):
         utterances: Sequence[Utterance],
         options: Options,
         *,
-        lm: LanguageModel | None = None,
+        lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
         """Return the best texts of each utterance, decoded in batches of so many frames."""
@@ -223,7 +223,7 @@ class SpeechDecoder(Generic[Options]):
     # Ways to decode
 
     def ctc(
-        self, memory: EncodedBatch, options: SpeechDecoding, lm: LanguageModel | None
+        self, memory: EncodedBatch, options: SpeechDecoding, lm: FusionModel | None
     ) -> list[list[Recognised]]:
         """Decode by CTC alone: the best path, or a beam over prefixes."""
         search = PrefixBeam(
@@ -252,7 +252,7 @@ class SpeechDecoder(Generic[Options]):
         speeds: Sequence[float],
         options: SpeechDecoding,
         *,
-        lm: LanguageModel | None = None,
+        lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
         """Return the texts of sounds that were played at several speeds, most likely first.
@@ -280,12 +280,12 @@ class SpeechDecoder(Generic[Options]):
         self,
         memory: EncodedBatch,
         options: SpeechDecoding,
-        lm: LanguageModel | None,
+        lm: FusionModel | None,
         adjust: Sequence[Adjust] = (),
     ) -> list[list[Recognised]]:
         """Decode by the attention decoder."""
         tokenizer = self.tokenizer
-        most = min(self.model.config.max_length - 1, options.max_length or MAX_TOKENS)
+        most = min(self.model.config.max_length - 1, options.max_length or MAX_TEXT_TOKENS)
         changes = [forbid(*self.never), *adjust]
         if lm is not None or options.length_bonus:
             changes.append(fuse(lm, options.lm_weight, options.length_bonus, tokenizer.eos))
@@ -304,7 +304,7 @@ class SpeechDecoder(Generic[Options]):
         ]
 
     def joint(
-        self, memory: EncodedBatch, options: SpeechDecoding, lm: LanguageModel | None
+        self, memory: EncodedBatch, options: SpeechDecoding, lm: FusionModel | None
     ) -> list[list[Recognised]]:
         """Decode by the attention decoder and CTC together (Watanabe et al. 2017)."""
         assert memory.log_probs is not None
@@ -316,7 +316,7 @@ class SpeechDecoder(Generic[Options]):
     # Times
 
     def recognised(
-        self, timed: Alignment, score: float, level: np.ndarray | None = None
+        self, timed: CTCAlignment, score: float, level: np.ndarray | None = None
     ) -> Recognised:
         """Return a text that was aligned, with its words."""
         found = words(timed, self.tokenizer, self.seconds, level=level, delay=self.delay)
@@ -364,7 +364,7 @@ class SpeechDecoder(Generic[Options]):
 
 # name -> how a batch is decoded
 Way = Callable[
-    [SpeechDecoder[Any], EncodedBatch, SpeechDecoding, LanguageModel | None], list[list[Recognised]]
+    [SpeechDecoder[Any], EncodedBatch, SpeechDecoding, FusionModel | None], list[list[Recognised]]
 ]
 WAYS: dict[str, Way] = {
     "ctc": SpeechDecoder.ctc,

@@ -12,21 +12,21 @@ import numpy as np
 import soxr
 
 RATE = 8000  # what is above 4 kHz is not looked at
-HOP = 80  # samples: 10 ms
-STRETCH = 2.0  # seconds
-SOFTEST = 1e-4  # of full scale: a sound that never gets louder is none
+FRAME_HOP = 80  # samples: 10 ms
+STRETCH_SECONDS = 2.0  # seconds
+SOFTEST_PEAK = 1e-4  # of full scale: a sound that never gets louder is none
 LOUD = 1e-3  # of the largest power: softer frames are not measured
-FLOOR = 1e-8  # power of the faintest noise, relative to the loudest sample
+NOISE_POWER = 1e-8  # power of the faintest noise, relative to the loudest sample
 PITCHES = 70, 400  # Hz, of a voice
 VOICED = 0.7  # correlation of a frame with itself one period later
 JUMP, STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at all
 
 # of change, flatness, harmonicity, moving, level, steadiness and steady
-MEAN = (3.074, -22.4, 0.6627, 0.4386, 4.688, 0.7864, 0.3603)
-SCALE = (1.606, 19.03, 0.2808, 0.4352, 3.357, 0.1898, 0.3936)
-CLIP = 4.0  # deviations from the mean, beyond which nothing changes
+MEASURE_MEAN = (3.074, -22.4, 0.6627, 0.4386, 4.688, 0.7864, 0.3603)
+MEASURE_SCALE = (1.606, 19.03, 0.2808, 0.4352, 3.357, 0.1898, 0.3936)
+MEASURE_CLIP = 4.0  # deviations from the mean, beyond which nothing changes
 THRESHOLD = 0.5  # log-odds
-WEIGHTS = (
+TERM_WEIGHTS = (
     -0.266,
     2.397,
     0.3428,
@@ -78,13 +78,17 @@ def speech_score(samples: np.ndarray, rate: int) -> float:
 
 def _scores(samples: np.ndarray, rate: int) -> Iterator[float]:
     """Score stretch after stretch, each overlapping the one before by half."""
-    size = int(STRETCH * rate)
+    size = int(STRETCH_SECONDS * rate)
     last = max(0, len(samples) - size)
     for start in [*range(0, last, size // 2), last]:
         part = samples[start : start + size]
-        if len(part) and np.abs(part).max() > SOFTEST:
-            x = np.clip((measures(part, rate) - np.array(MEAN)) / np.array(SCALE), -CLIP, CLIP)
-            yield float(np.dot(terms(x), WEIGHTS))
+        if len(part) and np.abs(part).max() > SOFTEST_PEAK:
+            x = np.clip(
+                (measures(part, rate) - np.array(MEASURE_MEAN)) / np.array(MEASURE_SCALE),
+                -MEASURE_CLIP,
+                MEASURE_CLIP,
+            )
+            yield float(np.dot(terms(x), TERM_WEIGHTS))
 
 
 def terms(x: np.ndarray) -> np.ndarray:
@@ -104,8 +108,8 @@ def measures(samples: np.ndarray, rate: int) -> np.ndarray:
 
 def _frames(sound: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return windowed frames (n, size) every 10 ms, and which of them are loud."""
-    sound = np.pad(sound, (0, max(0, size + 4 * HOP - len(sound))))
-    frames = np.lib.stride_tricks.sliding_window_view(sound, size)[::HOP] * np.hanning(size)
+    sound = np.pad(sound, (0, max(0, size + 4 * FRAME_HOP - len(sound))))
+    frames = np.lib.stride_tricks.sliding_window_view(sound, size)[::FRAME_HOP] * np.hanning(size)
     power = np.square(frames).sum(1)
     return frames, power > LOUD * power.max()
 
@@ -131,7 +135,7 @@ _BANDS = _bands(256)
 def _shape(sound: np.ndarray) -> tuple[float, float]:
     """Measure how much the spectral shape changes in 40 ms, and how flat the spectrum is (dB)."""
     frames, loud = _frames(sound, 256)
-    power = np.square(np.abs(np.fft.rfft(frames))) + FLOOR * np.square(np.hanning(256)).sum()
+    power = np.square(np.abs(np.fft.rfft(frames))) + NOISE_POWER * np.square(np.hanning(256)).sum()
     bands = 10 * np.log10(power @ _BANDS.T)
     shape = bands - bands.mean(1, keepdims=True)
     change = np.sqrt(np.square(shape[4:] - shape[:-4]).mean(1))[loud[4:] & loud[:-4]]
@@ -147,7 +151,7 @@ def _pitch(sound: np.ndarray) -> tuple[float, float, float]:
     power = np.square(np.abs(np.fft.rfft(frames, padded)))
     voice = _bins(padded, 80, 3800)
     power[:, : voice.start] = power[:, voice.stop :] = 0
-    level = 10 * np.log10(power.sum(1) + FLOOR)
+    level = 10 * np.log10(power.sum(1) + NOISE_POWER)
     window = np.fft.irfft(np.square(np.abs(np.fft.rfft(np.hanning(size), padded))))[:size]
     same = np.fft.irfft(power)[:, :size] / window
     same = same[:, RATE // PITCHES[1] - 1 : RATE // PITCHES[0] + 2] / (same[:, :1] + 1e-12)

@@ -11,7 +11,7 @@ HOP = 0.01  # seconds from one value of the loudness to the next
 SILENCE = -90.0  # decibels of full scale: nothing that a recording can hold is softer
 RISE = 8.0  # decibels above the noise floor at which sound begins; it ends 3 dB lower
 HYSTERESIS = 3.0
-RANGE = 45.0  # decibels below the loudest sound, beyond which a sound is none
+SOUND_RANGE = 45.0  # decibels below the loudest sound, beyond which a sound is none
 LONG_PAUSE = 2.0  # seconds of pause that always end a segment
 
 
@@ -51,7 +51,7 @@ def sound_threshold(level: np.ndarray) -> float | None:
     if len(level) == 0 or level.max() <= SILENCE:
         return None
     floor, top = np.percentile(level, [10, 99])
-    begin = max(float(floor) + RISE, float(top) - RANGE)
+    begin = max(float(floor) + RISE, float(top) - SOUND_RANGE)
     return begin if begin < top else None
 
 

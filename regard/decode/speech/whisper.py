@@ -22,9 +22,9 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
 from regard.decode.constraints import forbid
 from regard.decode.decoder import decode
-from regard.decode.rules import GenerationConfig, Given
+from regard.decode.rules import GenerationConfig, RuleInputs
 from regard.decode.search import Hypothesis
-from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.ctc import FusionModel
 from regard.decode.speech.decoder import (
     OverMemory,
     Recognised,
@@ -38,7 +38,7 @@ from regard.errors import UsageError, lookup
 from regard.native.processor import check_dtype
 
 MOST_WINDOWS = 16  # that are decoded at once
-MOST_BYTES = 2**30  # of the keys and values of their memories
+MAX_MEMORY_BYTES = 2**30  # of the keys and values of their memories
 MEDIAN = 7  # frames over which attention weights are smoothed
 # at which a window is tried again that came out improbable or repetitive
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -47,7 +47,7 @@ IMPROBABLE = -1.0  # mean log-probability of its tokens
 REPEATS, LONGEST_REPEAT = 4, 32  # of the same tokens at the end of a text, which are then cut off
 
 
-class Window(NamedTuple):
+class SoundWindow(NamedTuple):
     """A stretch of a recording: its features (frames, mels), and at which frame it begins."""
 
     features: Tensor
@@ -55,7 +55,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written:
+class WindowText:
     """What came out for a window: texts, the best first, with timestamps among their tokens.
 
     `spans` are the frames of the memory of each token of the best text but for timestamps.
@@ -254,7 +254,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         options: WhisperDecoding,
         timestamps: bool = False,
         lines: Sequence[int] = (),
-    ) -> list[Written]:
+    ) -> list[WindowText]:
         """Write the texts of windows over their memory; `lines` number them for random draws."""
         prompts = self.prompts(memory, lengths, options, timestamps)
         lines = list(lines) or list(range(len(memory)))
@@ -285,7 +285,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         options: WhisperDecoding,
         timestamps: bool,
         lines: list[int],
-    ) -> list[Written]:
+    ) -> list[WindowText]:
         """Write texts once, by greedy decoding, a beam or sampling."""
         config, rows, positions = self.config, prompts.tolist(), self.model.config.max_length
         room = (config.longest or positions) - prompts.shape[1]
@@ -293,7 +293,9 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         if options.max_length is not None:
             most = min(options.max_length, positions - prompts.shape[1] + 1)
         before = [row[:1] for row in rows] if "forced_bos_token_id" in self.rules else rows
-        given = Given(config.all_ends, before, read=[[]] * len(rows), limits=[most] * len(rows))
+        given = RuleInputs(
+            config.all_ends, before, read=[[]] * len(rows), limits=[most] * len(rows)
+        )
         adjust: list[Any] = [forbid(*self.never)] if self.never else []
         adjust += config.changes(given)
         if timestamps:
@@ -311,7 +313,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         known = set(self.languages.values())
         spoken = [next((token for token in row[1:2] if token in known), None) for row in rows]
         made = zip(texts, silent, spoken, strict=True)
-        return [Written(some, none, language) for some, none, language in made]
+        return [WindowText(some, none, language) for some, none, language in made]
 
     def text_ids(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens of a text, without timestamps and ends."""
@@ -322,20 +324,20 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         """Return the text of tokens, without timestamps."""
         return self.tokenizer.decode(self.text_ids(ids))
 
-    def silent(self, written: Written, options: WhisperDecoding) -> bool:
+    def silent(self, written: WindowText, options: WhisperDecoding) -> bool:
         """Tell whether a window holds no speech: likely none, and what was written improbable."""
         return written.no_speech > options.no_speech and written.score <= IMPROBABLE
 
-    def repetitive(self, written: Written) -> bool:
+    def repetitive(self, written: WindowText) -> bool:
         """Tell whether the best text repeats itself."""
         return compression_ratio(self.text(written.texts[0].ids)) > REPETITIVE
 
-    def failed(self, written: Written, options: WhisperDecoding) -> bool:
+    def failed(self, written: WindowText, options: WhisperDecoding) -> bool:
         """Tell whether a window is to be tried again."""
         improbable = written.score < IMPROBABLE and not self.silent(written, options)
         return improbable or self.repetitive(written)
 
-    def _cut(self, written: Written) -> Written:
+    def _cut(self, written: WindowText) -> WindowText:
         """Cut off what repeats itself at the end of the best text."""
         best = written.texts[0]
         keep = without_repetition(best.ids)
@@ -349,7 +351,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         utterances: Sequence[Utterance],
         options: WhisperDecoding,
         *,
-        lm: LanguageModel | None = None,
+        lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
         """Return the best texts of each utterance, whose windows are decoded in batches.
@@ -366,12 +368,12 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
                         f"{self.frames * seconds:g} that the model reads at once; choose a smaller "
                         "segment_seconds=, or windows=timestamps"
                     )
-            made = self.windows(list(map(Window, sounds)), options, False)
+            made = self.windows(list(map(SoundWindow, sounds)), options, False)
             return [self.recognised_window(one, options) for one in made]
         parts: list[list[Recognised]] = [[] for _ in sounds]
         seek = [0] * len(sounds)
         while waiting := [n for n, sound in enumerate(sounds) if seek[n] < len(sound)]:
-            some = [Window(sounds[n][seek[n] :][: self.frames], seek[n]) for n in waiting]
+            some = [SoundWindow(sounds[n][seek[n] :][: self.frames], seek[n]) for n in waiting]
             for n, window, one in zip(
                 waiting, some, self.windows(some, options, True), strict=True
             ):
@@ -381,15 +383,15 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         return [[self._joined(some)] for some in parts]
 
     def windows(
-        self, windows: list[Window], options: WhisperDecoding, timestamps: bool
-    ) -> list[Written]:
+        self, windows: list[SoundWindow], options: WhisperDecoding, timestamps: bool
+    ) -> list[WindowText]:
         """Write windows, in batches that share the work of the threads."""
         config = self.model.config
         memory = 8 * config.max_frames * config.block.width * config.decoder_depth
         workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        rows = min(MOST_WINDOWS, MOST_BYTES // memory, -(-len(windows) // workers))
+        rows = min(MOST_WINDOWS, MAX_MEMORY_BYTES // memory, -(-len(windows) // workers))
 
-        def write(some: list[tuple[int, Window]]) -> list[Written]:
+        def write(some: list[tuple[int, SoundWindow]]) -> list[WindowText]:
             return self._batch(some, options, timestamps)
 
         lengths = [1] * len(windows)
@@ -399,8 +401,8 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
     @torch.inference_mode()
     def _batch(
-        self, numbered: list[tuple[int, Window]], options: WhisperDecoding, timestamps: bool
-    ) -> list[Written]:
+        self, numbered: list[tuple[int, SoundWindow]], options: WhisperDecoding, timestamps: bool
+    ) -> list[WindowText]:
         """Encode windows, write their texts and find the times of words."""
         windows = [window for _, window in numbered]
         shape = len(windows), self.frames, self.model.config.mels
@@ -419,7 +421,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
     # Texts
 
-    def recognised_window(self, written: Written, options: WhisperDecoding) -> list[Recognised]:
+    def recognised_window(self, written: WindowText, options: WhisperDecoding) -> list[Recognised]:
         """Return the texts of a window without timestamps; none where there is no speech."""
         if self.silent(written, options):
             return [Recognised([], "", 0.0)]
@@ -429,7 +431,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         return distinct([best, *rest])
 
     def segments(
-        self, window: Window, written: Written, options: WhisperDecoding
+        self, window: SoundWindow, written: WindowText, options: WhisperDecoding
     ) -> tuple[list[Recognised], int]:
         """Return the texts between the timestamps of a window, and how far it was read."""
         size, best = len(window.features), written.texts[0]

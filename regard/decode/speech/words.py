@@ -8,21 +8,24 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.speech.ctc_align import Alignment
+from regard.decode.speech.ctc_align import CTCAlignment
 from regard.decode.speech.segments import HOP, SILENCE, smooth
 
-SPACE = "▁"  # how a tokenizer's pieces show a space
+PIECE_SPACE = "▁"  # how a tokenizer's pieces show a space
 REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
 
 # Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
 # files and the spikes of three CTC models, one of which emits tokens 0.3 seconds early.
-RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
-RISE, SLOPE = 1.5, 3.0  # decibels above the noise floor where sound begins, and until it is sure
-SHORTEST = 0.03  # seconds of a word
-PAUSE = 0.05  # seconds; less between two words is the end of the first
-USUAL, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
+HEARD_RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
+WORD_RISE, SLOPE = (
+    1.5,
+    3.0,
+)  # decibels above the noise floor where sound begins, and until it is sure
+SHORTEST_WORD = 0.03  # seconds of a word
+WORD_PAUSE = 0.05  # seconds; less between two words is the end of the first
+USUAL_SECONDS, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
 FARTHEST = 0.5  # seconds beyond which a token is no further away
-AROUND = 1.5  # seconds around its tokens in which a word is looked for
+SEARCHED = 1.5  # seconds around its tokens in which a word is looked for
 # Costs, in frames of sound that belong to no word:
 SILENCE_INSIDE = 0.5  # of each frame
 LOUD_BOUNDARY = 12.0  # at full level
@@ -48,13 +51,13 @@ def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, lis
     found: list[list[int]] = []
     begin = True
     for place, piece in enumerate(tokenizer.pieces(ids)):
-        bare = piece.replace(SPACE, "")
-        begin = begin or piece.startswith(SPACE) or unspaced(bare)
+        bare = piece.replace(PIECE_SPACE, "")
+        begin = begin or piece.startswith(PIECE_SPACE) or unspaced(bare)
         if bare:
             if begin:
                 found.append([])
             found[-1].append(place)
-            begin = piece.endswith(SPACE) or unspaced(bare)
+            begin = piece.endswith(PIECE_SPACE) or unspaced(bare)
     return [(tokenizer.decode([ids[n] for n in some]).strip(), some) for some in found]
 
 
@@ -68,7 +71,7 @@ def unspaced(text: str) -> bool:
 
 
 def words(
-    timed: Alignment,
+    timed: CTCAlignment,
     tokenizer: Tokenizer,
     seconds_per_frame: float,
     *,
@@ -160,8 +163,8 @@ def align_words_to_energy(
 def _find_boundaries(level: np.ndarray, usual: list[tuple[float, float]]) -> _Boundaries:
     """Boundaries at the edges and dips of the sound, and where words usually begin and end."""
     top = float(np.percentile(level, 95))
-    floor = max(float(np.percentile(level, 5)), top - RANGE)
-    heard = np.clip((level - floor - RISE) / SLOPE, 0.0, 1.0)
+    floor = max(float(np.percentile(level, 5)), top - HEARD_RANGE)
+    heard = np.clip((level - floor - WORD_RISE) / SLOPE, 0.0, 1.0)
     loud = np.clip((smooth(level) - floor) / max(1.0, top - floor), 0.0, 1.2)
     edges = np.flatnonzero(np.diff(heard > 0, prepend=False, append=False))
     around = np.pad(loud, 1, mode="edge")
@@ -183,8 +186,8 @@ def _add_word(
 ) -> _WordEnds:
     """The cheapest ways to lay one more word, with tokens at these seconds, after those before."""
     at, first = boundaries.at, before.first
-    low = max(first, int(np.searchsorted(at, tokens.min() - AROUND)))
-    high = max(low + 1, int(np.searchsorted(at, tokens.max() + AROUND, "right")))
+    low = max(first, int(np.searchsorted(at, tokens.min() - SEARCHED)))
+    high = max(low + 1, int(np.searchsorted(at, tokens.max() + SEARCHED, "right")))
     here = slice(low, high)
     # the cheapest end of the word before, for each place where this one may begin
     waiting = np.full(high - first, np.inf)
@@ -199,8 +202,8 @@ def _add_word(
     begin = lowest[low - first :] + boundaries.sound[here] + loudness - silence
     begin += TOKEN_OUTSIDE * early
     seconds = at[here] - at[here, None]
-    possible = seconds > SHORTEST
-    logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL + PER_LETTER * letters)
+    possible = seconds > SHORTEST_WORD
+    logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL_SECONDS + PER_LETTER * letters)
     costs = np.where(possible, begin[:, None] + UNLIKELY_LENGTH * logs**2, np.inf)
     starts = costs.argmin(0)
     best = costs[starts, np.arange(high - low)] + silence + loudness
@@ -223,7 +226,7 @@ def _trace_back(
 def _join_close(bounds: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Let a word reach the next one where the pause between them is short."""
     joined = [
-        (start, after if after - end < PAUSE else end)
+        (start, after if after - end < WORD_PAUSE else end)
         for (start, end), (after, _) in pairwise(bounds)
     ]
     return [*joined, *bounds[-1:]]

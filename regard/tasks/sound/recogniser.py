@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.data.sound_augment import change_speed
 from regard.data.sounds import SoundData, Sounds
-from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.ctc import FusionModel
 from regard.decode.speech.decoder import Recognised, SpeechDecoder, Utterance
 from regard.decode.speech.no_speech import is_speech
 from regard.decode.speech.segments import Segment, cut_at_pauses, loudness
@@ -80,7 +80,7 @@ class Recogniser(Predictor[Transcript]):
             self.decoder = WhisperDecoder(model, self.tokenizer, rules=rules, **times)
         else:
             self.decoder = SpeechDecoder(model, self.tokenizer, **times)
-        self._lm: tuple[str, LanguageModel] | None = None  # the last that was asked for
+        self._lm: tuple[str, FusionModel] | None = None  # the last that was asked for
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Recogniser(Predictor[Transcript]):
         has = "add decoding=ctc" if "ctc" in self.decoder.ways else "leave it out"
         raise UsageError(f"{told} compares texts by CTC; {has}")
 
-    def language_model(self, settings: Any) -> LanguageModel | None:
+    def language_model(self, settings: Any) -> FusionModel | None:
         """Return the language model that is asked for."""
         if settings.lm is None:
             return None

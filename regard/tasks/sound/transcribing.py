@@ -14,7 +14,7 @@ from regard.data.characters import Characters
 from regard.data.sounds import Sounds
 from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
-from regard.decode.speech.ctc import LanguageModel
+from regard.decode.speech.ctc import FusionModel
 from regard.decode.speech.ctc_align import not_alignable, required_frames
 from regard.decode.speech.no_speech import is_speech
 from regard.decode.speech.options import WhisperDecoding
@@ -202,7 +202,7 @@ def learn_tokenizer(texts: Sequence[str], settings: Any) -> Tokenizer:
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
-def load_language_model(folder: str, tokenizer: Tokenizer, device: Any = "cpu") -> LanguageModel:
+def load_language_model(folder: str, tokenizer: Tokenizer, device: Any = "cpu") -> FusionModel:
     """Load the language model that lm= names, whose tokens must be those of the transcripts."""
     model: Any
     model, config = load_folder(Path(folder), str(device))
@@ -213,7 +213,7 @@ def load_language_model(folder: str, tokenizer: Tokenizer, device: Any = "cpu") 
         )
     own = load_tokenizer(Path(folder))
     try:
-        return LanguageModel(model, own, tokenizer, context=model.config.max_length, device=device)
+        return FusionModel(model, own, tokenizer, context=model.config.max_length, device=device)
     except UsageError as error:
         raise UsageError(f"lm={folder}: {error}") from None
 

@@ -18,7 +18,7 @@ from regard.data.parts import Dataset
 from regard.data.table import Table
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
-from regard.decode.constraints import MAX_TOKENS
+from regard.decode.constraints import MAX_TEXT_TOKENS
 from regard.errors import UsageError, log
 from regard.metrics.text import TEXT_METRICS
 from regard.modalities.text import TEXT
@@ -154,7 +154,7 @@ class PrefixedTexts(Sources):
             return settings
         most = positions - 1
         if settings.max_length is None:
-            return replace(settings, max_length=most) if most < MAX_TOKENS else settings
+            return replace(settings, max_length=most) if most < MAX_TEXT_TOKENS else settings
         if settings.max_length > most:
             raise UsageError(
                 f"max_length={settings.max_length} is more than the {most} it has learned"

@@ -17,7 +17,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
 from regard.decode.search import Hypothesis
-from regard.decode.sentences import QUANTISED, Sentence, SentenceDecoder
+from regard.decode.sentences import QUANTISED, SentenceDecoder, SourceSentence
 from regard.decode.trace import untraced
 from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
@@ -301,7 +301,7 @@ class TextWriter(Predictor[Generated]):
             self.aligner.settle([(s.ids, h.ids) for s in sentences for h in s.hypotheses])
         return [self._generated(parts, settings) for parts in texts]
 
-    def _generated(self, parts: list[Sentence], settings: PairRunSettings) -> Generated:
+    def _generated(self, parts: list[SourceSentence], settings: PairRunSettings) -> Generated:
         """The target of a text, and the next best ones."""
         best, *others = [
             Generated(_in_script(text, settings), score, logprob, self._aligned(pairs, settings))
@@ -377,7 +377,7 @@ class TextWriter(Predictor[Generated]):
     def _searched(self, source: list[int], settings: PairLookSettings) -> list[Hypothesis]:
         """Hypotheses for a source, the best first."""
         opening = self.sources.opening(self.tokenizer, settings)
-        (hypotheses,) = self.decoder.batch([Sentence(0, source, opening, "")], settings, 0)
+        (hypotheses,) = self.decoder.batch([SourceSentence(0, source, opening, "")], settings, 0)
         return hypotheses
 
     def answer_logprobs(
@@ -488,7 +488,7 @@ class TextWriter(Predictor[Generated]):
                 continue
             otherwise = best.ids[:place]
             if likeliest != eos:
-                sentence = Sentence(0, source, [*otherwise, likeliest], "")
+                sentence = SourceSentence(0, source, [*otherwise, likeliest], "")
                 with untraced():
                     ((found_otherwise, *_),) = self.decoder.batch([sentence], settings, 0)
                 otherwise = found_otherwise.ids
