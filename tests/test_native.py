@@ -357,7 +357,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch)
     for one in asked:
         one.join()
         assert one.exitcode == 0
-    once = len(list(build.SOURCES.glob("*.c"))) + 1  # and the link
+    once = len(list(build.SOURCE_FOLDER.glob("*.c"))) + 1  # and the link
     assert calls(tmp_path / "own") == once
     (made,) = (tmp_path / "own" / "cache").iterdir()
     assert made.suffix == ".so"

@@ -77,7 +77,7 @@ def _sound(config: Any, batch: int, size: int) -> tuple[Tensor, ...]:
 
 # what a family reads -> the setting of how much, one and many of what it is, and how to make it
 Read = tuple[str, str, str, Callable[..., tuple[Tensor, ...]]]
-EXAMPLES: dict[str, Read] = {
+INPUT_MAKERS: dict[str, Read] = {
     "image": ("image", "image", "images", _images),
     "image+text": ("image", "image", "images", _captioned),
     "series": ("length", "series", "series", _series),
@@ -92,12 +92,12 @@ class Reading:
 
     def __init__(self, name: str, config: Any, batch: int, given: Mapping[str, int | None]):
         declared = info_of(config)
-        if declared is None or declared.reads not in EXAMPLES:
+        if declared is None or declared.reads not in INPUT_MAKERS:
             raise UsageError(
                 f"{name} reads no images, sounds, series or texts; its cost is not known"
             )
         self.config, self.batch = config, batch
-        self.key, self.one, self.many, self.make = EXAMPLES[declared.reads]
+        self.key, self.one, self.many, self.make = INPUT_MAKERS[declared.reads]
         for key, value in given.items():
             if value is not None and key != self.key:
                 raise UsageError(f"{key}={value}: {name} reads {self.many}; set {self.key} instead")

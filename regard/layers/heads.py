@@ -196,7 +196,7 @@ class Convolved(nn.Module):
 
 
 # name -> pooling of a grid of features of a width
-POOLINGS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
+GRID_POOLINGS: dict[str, type[Mean] | type[Max] | type[Attentive]] = {
     "mean": Mean,
     "max": Max,
     "attention": Attentive,
@@ -209,7 +209,7 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "distilbert": lambda width, drop: Pooler(width, act=F.relu),
     "electra": lambda width, drop: Pooler(width, drop, F.gelu),
     "cls": First,
-    **POOLINGS,
+    **GRID_POOLINGS,
     "convolution": Convolved,
 }
 

@@ -23,7 +23,7 @@ FREQUENCIES = "the frequencies of tokens"
 MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
 MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
 MAX_BASELINE_WORDS = 400  # of a text
-MAX_TABLE = 2**20  # in a table: labels times features
+MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
 MAX_BYTES = 2**24  # of a file
 BASELINE_SIDE = 16  # pixels that images are downsampled to
 
@@ -66,7 +66,7 @@ def _count(
     owner = np.repeat(numbers, [len(row) for row in rows])
     keys, place = np.unique(np.concatenate([*rows, np.zeros(0, np.int64)]), return_inverse=True)
     total = np.bincount(place, minlength=len(keys))
-    most = max(1, MAX_TABLE // labels)
+    most = max(1, MAX_BASELINE_TABLE // labels)
     kept = np.sort(np.argsort(-total, kind="stable")[:most])
     new = np.full(len(keys), -1)
     new[kept] = np.arange(len(kept))
@@ -159,7 +159,7 @@ def _fit_tags(words: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
         frequency[word] += n
     once = (best[word] for word, n in frequency.items() if n == 1)
     rare = Counter(once) or Counter(numbers.tolist())
-    kept = sorted(word for word, _ in frequency.most_common(MAX_TABLE))
+    kept = sorted(word for word, _ in frequency.most_common(MAX_BASELINE_TABLE))
     keys = np.array(kept, dtype=np.int64)
     tags = np.array([best[word] for word in keys.tolist()], dtype=np.int64)
     return {"keys": keys, "tags": tags, "else": np.array([rare.most_common(1)[0][0]])}
@@ -186,7 +186,7 @@ def block_means(values: np.ndarray) -> np.ndarray:
     """Return a series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
     ends = np.arange(BASELINE_SIDE + 1) * len(values) // BASELINE_SIDE
     parts = [values[a : max(b, a + 1)].mean(0) for a, b in zip(ends, ends[1:], strict=False)]
-    return np.concatenate(parts)[: MAX_TABLE // 1000]
+    return np.concatenate(parts)[: MAX_BASELINE_TABLE // 1000]
 
 
 def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
@@ -269,7 +269,7 @@ class Baselines:
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
         kind = kind if single else BASELINES[kind].multilabel
-        if not kind or labels > MAX_TABLE // 1000:
+        if not kind or labels > MAX_BASELINE_TABLE // 1000:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]

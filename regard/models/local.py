@@ -15,7 +15,7 @@ from regard.attention.scores import Dot, Gaussian
 from regard.errors import UsageError, lookup
 from regard.layers.block import prob_field, size_field
 from regard.layers.convolution import ConvNorm, identity, relu
-from regard.layers.heads import POOLINGS
+from regard.layers.heads import GRID_POOLINGS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.patches import check_images
 from regard.layers.residual import drop_path, drop_path_schedule
@@ -43,7 +43,7 @@ class LocalConfig(ConvolutionConfig):
     channels_per_head: int = setting(8, "channels per head", min=1, max=1024)
     prior_width: int = size_field(8, 4096, "width of the network of offsets")
     relation: str = setting("product", "score of a pair of pixels", choices=lambda: RELATIONS)
-    pool: str = setting("mean", "pooling", choices=POOLINGS)
+    pool: str = setting("mean", "pooling", choices=GRID_POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
 
 
@@ -342,7 +342,7 @@ class Local(ConvolutionModel):
                 stage.append(RelationBlock(config, channels, inner, width, stride, next(paths)))
                 channels = width
             self.stages.append(stage)
-        self.pool = lookup("pool", config.pool, POOLINGS)(self.out_width)
+        self.pool = lookup("pool", config.pool, GRID_POOLINGS)(self.out_width)
         self.head = build_head(self.out_width, config.labels)
         self.init_convolutions()
 

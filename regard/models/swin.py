@@ -21,7 +21,7 @@ from regard.layers.block import (
     size_field,
 )
 from regard.layers.fast.run import run_blocks
-from regard.layers.heads import POOLINGS
+from regard.layers.heads import GRID_POOLINGS
 from regard.layers.init import INITS
 from regard.layers.layout import Layout, halve, token_grid
 from regard.layers.norm import LayerNorm
@@ -63,7 +63,7 @@ class SwinConfig:
     )
     key_bias: bool = setting(True, "bias of the keys")
     merge: str = setting("norm_first", "patch merging", choices=lambda: MERGES)
-    pool: str = setting("mean", "pooling", choices=POOLINGS)
+    pool: str = setting("mean", "pooling", choices=GRID_POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
 
@@ -261,7 +261,7 @@ class Swin(VisionModel):
         last = stage_block(config, stages - 1)
         self.out_width = last.width
         self.norm = build_norm(last)
-        self.pool = lookup("pool", config.pool, POOLINGS)(last.width)
+        self.pool = lookup("pool", config.pool, GRID_POOLINGS)(last.width)
         self.head = build_head(last.width, config.labels)
         lookup("init", config.init, INITS)(self)
 

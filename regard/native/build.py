@@ -22,7 +22,7 @@ from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
 from regard.native.processor import cpu_description
 
-SOURCES = Path(__file__).resolve().parent
+SOURCE_FOLDER = Path(__file__).resolve().parent
 COMPILERS = ("gcc", "cc", "clang")
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
@@ -148,9 +148,9 @@ def built() -> Path:
     compiler = _compiler()
     if compiler is None:
         raise UsageError(unavailable())
-    sources = sorted(SOURCES.glob("*.c"))
+    sources = sorted(SOURCE_FOLDER.glob("*.c"))
     key = hashlib.blake2b(digest_size=12)
-    for part in [*sources, *sorted(SOURCES.glob("*.h"))]:
+    for part in [*sources, *sorted(SOURCE_FOLDER.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
     made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
