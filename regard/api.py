@@ -31,12 +31,17 @@ if TYPE_CHECKING:
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
     from regard.tasks import train_keys as keys
-    from regard.tasks.frame.answers import Classified, Embedded, Filled, Generated, Written
+    from regard.tasks.frame.answers import (
+        Classified,
+        Embedded,
+        Filled,
+        Generated,
+        Tagged,
+        Written,
+    )
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
-    from regard.tasks.text.classify import Classify
-    from regard.tasks.text.tag import Tag
     from regard.tasks.vision.caption import WriteCaptions
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.pretrain import Pretrain
@@ -133,7 +138,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Classify": ...
+) -> "Runner[Classified]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
@@ -151,7 +156,9 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["transcribe"]
 ) -> "Runner[Transcript]": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]) -> "Tag": ...
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]
+) -> "Runner[Tagged]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]

@@ -24,7 +24,7 @@ from regard.metrics.baselines import (
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
 from regard.models.bert import Bert, BertConfig
-from regard.tasks.text.classify import Classify
+from regard.tasks.text.classify import TASK as CLASSIFY
 from regard.tasks.text.few_texts import (
     BAG_OF_WORDS,
     HEAD_SCALE,
@@ -386,7 +386,7 @@ def test_defaults_follow_the_texts():
     assert (
         "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)[1]
     )
-    settings = Classify.resolve({**of(), "data": "x"})
+    settings = CLASSIFY.resolve({**of(), "data": "x"})
     assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
 
 
@@ -395,4 +395,4 @@ def test_only_a_new_model_begins_by_counts(key):
     model = {"init": "nowhere", "like": "bert"}[key]
     match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
     with pytest.raises(UsageError, match=match):
-        Classify.resolve({"data": "x", "embeddings": "naive_bayes", key: model})
+        CLASSIFY.resolve({"data": "x", "embeddings": "naive_bayes", key: model})

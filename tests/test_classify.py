@@ -39,8 +39,9 @@ from regard.models import preset
 from regard.models.bert import Bert
 from regard.models.ensemble import members_of
 from regard.tasks import task as task_class
-from regard.tasks.text.classify import Classify
-from regard.tasks.text.codec import TextCodec
+from regard.tasks.runner import Runner
+from regard.tasks.text.classify import TASK as CLASSIFY
+from regard.tasks.text.classify import ClassifyCodec
 
 COLOURS = ["red", "green", "blue"]
 OTHERS = ["a", "dog", "cat", "the", "house", "tree", "runs", "sits", "under", "big", "small"]
@@ -95,7 +96,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def classifier(trained) -> Classify:
+def classifier(trained) -> Runner:
     return regard.load(trained)
 
 
@@ -253,7 +254,8 @@ def test_the_attention_that_pools_is_seen_too():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
     config = replace(preset("bert", "tiny"), vocab=tokenizer.vocab, head="classify", labels=2)
     model = Bert(replace(config, pool="attention", depth=1, types=0)).eval()
-    picture = Classify(model, TextCodec(RowEncoder(tokenizer), ["a", "b"])).picture("a red dog")
+    codec = ClassifyCodec(RowEncoder(tokenizer), ["a", "b"], max_length=64)
+    picture = CLASSIFY.bind(model, codec, {}).picture("a red dog")
     assert picture.views[-1].name == "head.pool"
     assert picture.views[-1].weights.shape[1:] == (1, len(picture.views[0].row_tokens))
 
@@ -389,8 +391,8 @@ def test_words_known_by_their_features_alone_are_learnt_and_unheard_ones_are_all
     one, two = model.run(["a red zebra", "a red xylophone"])
     assert one.probabilities == pytest.approx(two.probabilities, abs=1e-6)
     assert model.picture("a red zebra").views[0].row_tokens[1:-1] == ["a", "red", "zebra"]
-    row = model.encoder.texts(["a red dog"], 64)[0]
-    hides = TextBatches([row] * 400, model.encoder, tokens=1024, seed=1, word_dropout=0.5)
+    row = model.codec.encoder.texts(["a red dog"], 64)[0]
+    hides = TextBatches([row] * 400, model.codec.encoder, tokens=1024, seed=1, word_dropout=0.5)
     seen = np.concatenate([r.features[1:-1, 0] > 0 for r in hides[0][1]])
     assert seen.mean() == pytest.approx(0.5, abs=0.1)
     for wrong in ({"features": "none"}, {"bpe_dropout": 0.1}):

@@ -201,7 +201,7 @@ def test_the_loss_is_that_of_clusters_and_of_the_labels_inside_them():
 
 def test_a_model_of_clusters_finds_labels_and_is_told_as_such(trained: Path, data: Path):
     model: Any = regard.load(trained)
-    assert isinstance(model, classify.Classify) and model.clusters == 6
+    assert model.name == "classify" and len(model.codec.clusters) == 6
     clusters = load_clusters(trained)
     assert [label for cluster in clusters for label in cluster] == model.labels
     found = model.run("some wordbv topicb noise wordbx other")
@@ -225,7 +225,7 @@ def test_the_beam_is_asked_for_and_forgotten(trained: Path):
     assert (~np.isclose(every, outside, rtol=1e-3, atol=0)).sum() == TOPICS * EACH
     assert model.model.head.beam == 2
     with torch.inference_mode():
-        rows = model.encoder.texts([text], 64)[0].ids
+        rows = model.codec.encoder.texts([text], 64)[0].ids
         x = model.model.hidden(torch.tensor([list(rows)]))
         match, out = model.model.head.all_logits(x).split([TOPICS, TOPICS * EACH], dim=1)
     product = match.sigmoid().repeat_interleave(EACH, 1) * out.sigmoid()

@@ -15,7 +15,7 @@ from regard.errors import UsageError
 from regard.examine import doctor, forecast
 from regard.examine.guess import guess_task
 from regard.models import preset
-from regard.tasks.text.classify import Classify, ClassifyTrain
+from regard.tasks.text.classify import TASK, ClassifyTrain
 from regard.training.step import one_step
 
 UPOS = ("NOUN", "VERB")
@@ -223,6 +223,6 @@ def test_few_can_be_switched_off(tmp_path: Path, capsys):
 
 def test_many_texts_are_forecast_by_a_sample_with_the_model_of_many(tmp_path: Path, monkeypatch):
     data = put_reviews(tmp_path / "t.tsv", 1500)
-    monkeypatch.setattr(Classify, "few_rows", 500)  # so that these are many
+    monkeypatch.setitem(vars(TASK), "few_rows", 500)  # so that these are many
     found = regard.doctor(str(data), task="classify").forecast
     assert not found.chosen and found.parameters > 200_000

@@ -21,7 +21,8 @@ from regard.data.word_windows import sentence_windows, spans, word_places
 from regard.errors import UsageError
 from regard.metrics.labels import count_units, one_hot
 from regard.metrics.score import bootstrap
-from regard.tasks.text.tag import JOINS, Tag
+from regard.tasks.runner import Runner
+from regard.tasks.text.tag import JOINS
 
 SMALL = {
     "steps": 120,
@@ -74,7 +75,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tagger(trained) -> Tag:
+def tagger(trained) -> Runner:
     return regard.load(trained)
 
 
@@ -107,7 +108,7 @@ def test_every_word_has_one_tag_and_neighbours_never_matter(tagger):
         assert alone.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
         assert part.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
     chances = np.concatenate(
-        tagger.word_probabilities([text.split() for text in texts], tagger.check({}))
+        tagger.predictor.word_probabilities([text.split() for text in texts], tagger.check({}))
     )
     assert chances.sum(1) == pytest.approx(1.0, abs=1e-5)
 
@@ -203,11 +204,13 @@ def test_a_word_in_a_long_text_is_seen_with_what_stands_around_it():
 
 def test_a_window_is_tagged_as_if_it_were_all(tagger):
     words = ("the dog runs they walk a walk . " * 6).split()
-    (whole,) = tagger.word_probabilities([words], tagger.check({"max_length": 16}))
-    parts = sentence_windows(tagger.encoder, words, 16)
+    (whole,) = tagger.predictor.word_probabilities([words], tagger.check({"max_length": 16}))
+    parts = sentence_windows(tagger.codec.encoder, words, 16)
     assert len(parts) > 2
     for _, _, window in parts:
-        (alone,) = tagger.word_probabilities([words[window.first : window.last]], tagger.check({}))
+        (alone,) = tagger.predictor.word_probabilities(
+            [words[window.first : window.last]], tagger.check({})
+        )
         kept = alone[window.tag_from - window.first : window.tag_to - window.first]
         assert kept == pytest.approx(whole[window.tag_from : window.tag_to], abs=1e-5)
 

@@ -50,7 +50,7 @@ TASKS: dict[str, Entry] = {
     ),
     "classify": Entry(
         "regard.tasks.text.classify",
-        "Classify",
+        "TASK",
         (
             "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
             "regard train classify data=photos family=swin minutes=30 out=runs/photos",
@@ -114,7 +114,7 @@ TASKS: dict[str, Entry] = {
     ),
     "tag": Entry(
         "regard.tasks.text.tag",
-        "Tag",
+        "TASK",
         (
             "regard train tag data=folder column=upos minutes=10 out=runs/tags",
             "regard train tag data=train.conllu features=affixes size=small",

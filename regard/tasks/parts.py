@@ -130,6 +130,7 @@ class ScoredPredictions:
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
+    Result: type[Evaluation] | None = None  # if not the judge's
 
 
 class System(NamedTuple):

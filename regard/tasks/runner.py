@@ -343,7 +343,7 @@ class Runner(Generic[A]):
             }
         if asked.outputs:
             write_outputs(asked.outputs, judge.outputs(runner, data, predictions, asked))
-        return judge.Result(
+        return (judged.Result or judge.Result)(
             names[0],
             scores,
             judged.count,

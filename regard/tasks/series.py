@@ -24,12 +24,6 @@ from regard.models.ensemble import each_member
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.media import MediaCodec, saved_format
-from regard.tasks.frame.one_label import (
-    OneLabelEval,
-    OneLabelRun,
-    OneLabelTrain,
-    saved_labels_and_baselines,
-)
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import text_keys
 from regard.tasks.frame.settings import (
@@ -41,7 +35,13 @@ from regard.tasks.frame.settings import (
 )
 from regard.tasks.labels.classifier import GROUP, classifier, in_groups
 from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
+from regard.tasks.labels.objective import LabelledInputs, LabelObjective
+from regard.tasks.labels.settings import (
+    OneLabelEval,
+    OneLabelRun,
+    OneLabelTrain,
+    saved_labels_and_baselines,
+)
 from regard.tasks.parts import Choice, Task
 from regard.tasks.runner import Runner
 from regard.training.label_loss import soft_loss
@@ -109,24 +109,24 @@ class SeriesCodec(MediaCodec):
         """Series as they are read, some at a time, with no notes."""
         return in_groups(lambda given, _: SERIES.read(given, self.format), inputs, GROUP)
 
-    def raws(self, part: SeriesSet) -> list[Tensor]:
+    def raws(self, part: SeriesSet, settings: Any = None) -> list[Tensor]:
         """Normalised series of a part."""
         return normalised(part, self.format)
 
-    def arguments(self, raws: Sequence[Tensor], device: Any) -> tuple[Tensor, ...]:
-        """Series one upon the other, and their lengths."""
-        return tuple(part.to(device) for part in stack(raws))
+    def logits(self, model: Any, raws: Sequence[Tensor], settings: Any) -> Tensor:
+        """Logits (n, labels) of series, one upon the other."""
+        device = next(model.parameters()).device
+        return model(*(part.to(device) for part in stack(raws)))
 
     @torch.inference_mode()
     def probabilities(self, model: Any, raws: Sequence[Tensor], settings: Any) -> np.ndarray:
         """Probability of each label, (n, labels), of normalised series."""
-        device = next(model.parameters()).device
         made = np.zeros((len(raws), len(self.labels)), np.float32)
         order = np.argsort([len(one) for one in raws], kind="stable")  # alike in length
         for start in range(0, len(raws), settings.batch):
             some = order[start : start + settings.batch]
-            given = self.arguments([raws[i] for i in some], device)
-            made[some] = model(*given).float().softmax(-1).cpu().numpy()
+            logits = self.logits(model, [raws[i] for i in some], settings)
+            made[some] = logits.float().softmax(-1).cpu().numpy()
         return made
 
     def tokens(self, model: Any, raw: Tensor) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def read_test(runner: Runner[Any], settings: Any) -> SeriesData:
     )
 
 
-class LabelledSeries:
+class LabelledSeries(LabelledInputs):
     """Series of numbers, of which labels are learnt."""
 
-    task, head, dynamic = "series", "head.", True
+    task = "series"
     baseline = "the nearest mean series"
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
@@ -215,7 +215,9 @@ class LabelledSeries:
         why = f"series of up to {' x '.join(map(str, sides))} steps"
         return settings, Choice(why, given, "give chunk= to choose")
 
-    def codec(self, data: SeriesData, settings: Any, origin: Origin | None) -> SeriesCodec:
+    def codec(
+        self, data: SeriesData, settings: Any, learnt: Any, origin: Origin | None
+    ) -> SeriesCodec:
         """Labels of the data, and the mean and deviation of the channels of train."""
         format = SeriesFormat.of(data["train"], data.columns)
         if origin is not None and isinstance(origin.config.get("series"), dict):
@@ -233,24 +235,20 @@ class LabelledSeries:
             )
         return config
 
-    def batches(self, train: SeriesSet, runner: Runner[Any], settings: Any) -> SeriesBatches:
+    def batches(self, data: SeriesData, runner: Runner[Any], settings: Any) -> SeriesBatches:
         """Batches of augmented series."""
         codec = runner.codec
-        return SeriesBatches(train, codec.format, len(codec.labels), settings)
+        return SeriesBatches(data["train"], codec.format, len(codec.labels), settings)
 
     def count(self, runner: Runner[Any], batch: SeriesBatch) -> tuple[int, int]:
         """Series, which the loss counts, and their steps."""
         return len(batch.series), int(batch.lengths.sum())
 
-    def loss(self, model: Any, batch: SeriesBatch, settings: Any, weights: Any) -> Tensor:
+    def loss(self, runner: Runner[Any], batch: SeriesBatch, settings: Any, weights: Any) -> Tensor:
         """Summed cross-entropy of the labels, the mean over an ensemble."""
         inputs = batch.series, batch.lengths
-        logits = each_member(model, lambda member: member.head(*member.hidden(*inputs)))
+        logits = each_member(runner.model, lambda member: member.head(*member.hidden(*inputs)))
         return soft_loss(logits, batch.targets, weights) / len(logits)
-
-    def facts(self, settings: Any) -> dict[str, Any]:
-        """Nothing further."""
-        return {}
 
 
 TASK = Task(

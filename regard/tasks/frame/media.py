@@ -1,6 +1,6 @@
 """What tasks on files share, be they images or sounds: the codec, and files that are broken."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -11,10 +11,14 @@ import numpy as np
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
+from regard.metrics.labels import one_hot
 from regard.metrics.outliers import Outliers
+from regard.modalities.base import Modality
 from regard.settings import fill_checked
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.task import Answer, Task
+from regard.tasks.labels.classifier import JudgedUnits
+from regard.tasks.labels.decision import ONE_LABEL, Decision
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class MediaCodec:
     """The format of a model's files, its labels or tokenizer, and what else lies beside it."""
 
     kind: ClassVar[str]  # the key of the format in config.json
+    modality: ClassVar[Modality[Any]]
 
     format: Any
     labels: list[str] = field(default_factory=list)
@@ -44,6 +49,50 @@ class MediaCodec:
         labels = {"labels": self.labels} if self.labels else {}
         none = {} if self.outliers is None else {"none": self.outliers.facts()}
         return {**labels, self.kind: asdict(self.format), **none, **self.more}
+
+    # As a LabelCodec
+
+    decision: ClassVar[Decision] = ONE_LABEL
+
+    def check(self, settings: Any, model: Any) -> None:
+        """Refuse nothing."""
+
+    def read(self, given: Any, settings: Any) -> Any:
+        """One input as it is read."""
+        return self.modality.read(given, self.format_for(settings))
+
+    def in_parts(self, part: Any, size: int) -> Iterator[Any]:
+        """Examples of a part, so many at a time."""
+        yield from map(part.pick, np.split(np.arange(len(part)), range(size, len(part), size)))
+
+    def targets(self, part: Any) -> np.ndarray:
+        """Table (n, labels) of the label of each example."""
+        return one_hot(np.asarray(part.labels), len(self.labels))
+
+    def about(self, raw: Any) -> dict[str, Any]:
+        """Nothing further."""
+        return {}
+
+    def judged(self, part: Any) -> JudgedUnits:
+        """Where each example is."""
+        return JudgedUnits(lambda i: ("", part.where(i)))
+
+    def cut_notes(self, part: Any, settings: Any) -> list[str]:
+        """None: all of an input is read."""
+        return []
+
+    def records(self, part: Any, probs: np.ndarray, settings: Any) -> list[dict[str, Any]]:
+        """Each example of a part with its label and what was predicted."""
+        numbers = np.asarray(part.labels).tolist()
+        return [
+            {
+                self.modality.key: part.where(i),
+                "label": self.labels[numbers[i]],
+                "prediction": self.labels[best],
+                "probability": float(probs[i, best]),
+            }
+            for i, best in enumerate(probs.argmax(1).tolist())
+        ]
 
     def format_for(self, settings: Any) -> Any:
         """Format in which inputs are read by such settings."""

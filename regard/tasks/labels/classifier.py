@@ -1,10 +1,10 @@
 """One classifier for all modalities: probabilities of labels, and inputs that are none of these."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import Modality
-from regard.tasks.frame.answers import Classified, Unread
+from regard.tasks.frame.answers import Classified, Unread, Valued
 from regard.tasks.frame.question import Question
+from regard.tasks.labels.decision import Decision
 from regard.tasks.parts import Codec, Configured, Predictor
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
@@ -27,6 +28,14 @@ NONE_EXAMPLES = 3000  # of a part, that distances are measured on
 GROUP = 512  # examples of a part that are in memory at once
 
 Raw = TypeVar("Raw")
+
+
+class JudgedUnits(NamedTuple):
+    """What of a part is judged."""
+
+    show: Callable[[int], tuple[str, str]]  # where unit i is, and what it is
+    groups: np.ndarray | None = None  # (n,): the sentence of each word; these are resampled whole
+    notes: Sequence[str] = ()
 
 
 class LabelledPart(Protocol):
@@ -52,9 +61,34 @@ class LabelCodec(Codec, Protocol[Raw]):
     labels: list[str]
     baselines: Baselines | None
     outliers: Outliers | None
+    decision: Decision
 
-    def format_for(self, settings: Any) -> Any:
-        """Format in which inputs are read by such settings."""
+    def targets(self, part: Any) -> np.ndarray:
+        """Table (n, labels) of the labels of a part."""
+        ...
+
+    def about(self, raw: Raw) -> dict[str, Any]:
+        """Fields of an answer that say what became of its input."""
+        ...
+
+    def judged(self, part: Any) -> JudgedUnits:
+        """What of a part is judged: names of units, and which are resampled together."""
+        ...
+
+    def records(self, part: Any, probs: np.ndarray, settings: Any) -> list[dict[str, Any]]:
+        """Each example of a part with its label and what was predicted."""
+        ...
+
+    def read(self, given: Any, settings: Any) -> Raw:
+        """One input as it is read."""
+        ...
+
+    def check(self, settings: Any, model: Any) -> None:
+        """Refuse settings of a run that do not fit the model."""
+        ...
+
+    def in_parts(self, part: Any, size: int) -> Iterator[Any]:
+        """Examples of a part, so many at a time."""
         ...
 
     def groups(
@@ -63,12 +97,12 @@ class LabelCodec(Codec, Protocol[Raw]):
         """Inputs as they are read, some at a time: each, or what is wrong with it; and notes."""
         ...
 
-    def raws(self, part: Any) -> Sequence[Raw]:
+    def raws(self, part: Any, settings: Any) -> Sequence[Raw]:
         """Examples of a part as they are read."""
         ...
 
-    def arguments(self, raws: Sequence[Raw], device: Any) -> tuple[Tensor, ...]:
-        """Arguments of the model for inputs that were read."""
+    def logits(self, model: Any, raws: Sequence[Raw], settings: Any) -> Tensor:
+        """Logits (n, labels) of inputs that were read, by one pass."""
         ...
 
     def probabilities(self, model: Any, raws: Sequence[Raw], settings: Any) -> np.ndarray:
@@ -127,7 +161,13 @@ class Classifier(Predictor[Classified]):
             raise UsageError(
                 f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
             )
+        self.codec.check(settings, self.model)
         return settings
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """None: nothing is decoded."""
+        return {}
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Label inputs; one that cannot be read is told of where such are passed over."""
@@ -141,67 +181,61 @@ class Classifier(Predictor[Classified]):
 
     def label(self, raws: Sequence[Any], settings: Any) -> list[Classified]:
         """Labels of inputs that were read."""
-        return self.classified(self.codec.probabilities(self.model, raws, settings), raws)
+        return self.classified(self.codec.probabilities(self.model, raws, settings), raws, settings)
 
-    def classified(self, probs: np.ndarray, raws: Any = None) -> list[Classified]:
+    def classified(self, probs: np.ndarray, raws: Any, settings: Any) -> list[Classified]:
         """Answers by probabilities (n, labels) of inputs that were read."""
-        none = self.are_none(probs, raws).tolist()
+        codec, none = self.codec, self.are_none(probs, raws).tolist()
         return [
-            Classified(self.labels, row, [int(row.argmax())], none=far)
-            for row, far in zip(probs, none, strict=True)
+            codec.decision.answer(
+                self.labels, row, settings, **codec.about(raw), **({"none": True} if far else {})
+            )
+            for row, raw, far in zip(probs, raws, none, strict=True)
         ]
 
     def part_probabilities(self, part: Any, settings: Any) -> np.ndarray:
         """Probability of each label for each example of a part."""
-        rows = np.split(np.arange(len(part)), range(GROUP, len(part), GROUP))
         codec = self.codec
-        return np.concatenate(
-            [
-                codec.probabilities(self.model, codec.raws(part.pick(some)), settings)
-                for some in rows
-            ]
-        )
+        groups = [codec.raws(some, settings) for some in codec.in_parts(part, GROUP)]
+        return np.concatenate([codec.probabilities(self.model, raws, settings) for raws in groups])
 
     # Looking
 
     def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
-        raw = self.codec.modality.read(given, self.codec.format_for(settings))
+        codec, decision = self.codec, self.codec.decision
+        raw = codec.read(given, settings)
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            logits = self.model(*self.codec.arguments([raw] * copies, self.device))
-            return logits.double().log_softmax(-1).unsqueeze(1)
+            return decision.logprobs(codec.logits(self.model, [raw] * copies, settings))
 
-        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        chosen = expected
+        if chosen is None:
+            chosen = decision.question(self.labels, logprobs(1)[0].exp(), settings)
         return Question(
-            answer=self.labels[chosen[0]],
             logprobs=logprobs,
-            chosen=chosen,
-            names=self.labels,
-            places=["label"],
-            expected=chosen,
-            **self.codec.tokens(self.model, raw),
+            chosen=list(chosen),
+            expected=list(chosen),
+            **decision.named(self.labels, chosen),
+            **codec.tokens(self.model, raw),
         )
 
     def explain(self, given: Any, settings: Any) -> Picture:
         """Watch the model while it labels an input, and gather where it looked."""
 
         def describe(raws: Any) -> dict[str, Any]:
-            probs = self.codec.probabilities(self.model, raws, self.plain)
-            return self.described(probs[0], settings, raws)
+            run = replace(self.plain, **{k: getattr(settings, k) for k in self._shared(settings)})
+            probs = self.codec.probabilities(self.model, raws, run)
+            (answer,) = self.classified(probs, raws, run)
+            return described(answer, probs[0], settings.candidates)
 
         return self.codec.picture(self.model, given, settings, describe)
 
-    def described(self, probs: np.ndarray, settings: Any, raws: Any) -> dict[str, Any]:
-        """Fields of a picture that tell the likeliest labels (labels,)."""
-        from regard.viewer.text import label_candidates
-
-        candidates = label_candidates(
-            self.labels, probs, [int(probs.argmax())], settings.candidates
-        )
-        (answer,) = self.classified(probs[None], raws)
-        return {"output": str(answer), **candidates}
+    def _shared(self, settings: Any) -> set[str]:
+        """Settings of a run that look has, too, but for how many are answered at once."""
+        own = {each.name for each in fields(self.plain)} - {"batch", "batch_seconds"}
+        return own & {each.name for each in fields(settings)}
 
     # None of these
 
@@ -214,8 +248,11 @@ class Classifier(Predictor[Classified]):
 
     def none_in(self, part: Any, probs: np.ndarray) -> np.ndarray:
         """For each example of a part whether it is none of these."""
-        rows = np.split(np.arange(len(part)), range(GROUP, len(part), GROUP))
-        found = [self.are_none(probs[some], self.codec.raws(part.pick(some))) for some in rows]
+        codec, place, found = self.codec, 0, []
+        for some in codec.in_parts(part, GROUP):
+            raws = codec.raws(some, self.plain)
+            found.append(self.are_none(probs[place : place + len(raws)], raws))
+            place += len(raws)
         return np.concatenate(found)
 
     def measure_none(self, parts: Any, share: float, foreign: str | None) -> Outliers:
@@ -230,12 +267,12 @@ class Classifier(Predictor[Classified]):
             probs = codec.probabilities(model, raws, self.plain)
             return codec.outlier_vectors(model, raws), probs.argmax(1)
 
-        train, valid = some(parts["train"]), codec.raws(some(parts["valid"]))
+        train, valid = some(parts["train"]), codec.raws(some(parts["valid"]), self.plain)
         others = codec.strangers(valid, np.random.default_rng(0))
         if foreign is not None:
             others["foreign files"] = codec.read_foreign(foreign)
         return Outliers.measure(
-            (codec.outlier_vectors(model, codec.raws(train)), np.asarray(train.labels)),
+            (codec.outlier_vectors(model, codec.raws(train, self.plain)), np.asarray(train.labels)),
             placed(valid),
             {name: placed(raws) for name, raws in others.items()},
             len(self.labels),
@@ -255,6 +292,16 @@ class Classifier(Predictor[Classified]):
             f"none of these: {100 * share:g}% of the validation part; labelled all the same: {told}"
         )
         return found
+
+
+def described(answer: Any, probs: np.ndarray, candidates: int) -> dict[str, Any]:
+    """Fields of a picture that tell an answer and the likeliest labels (labels,)."""
+    from regard.viewer.text import label_candidates
+
+    if isinstance(answer, Valued):
+        return {"output": str(answer), "note": str(answer)}
+    shown = label_candidates(answer.labels, probs, answer.chosen, candidates)
+    return {"output": str(answer) or "no label", **shown}
 
 
 def classifier(plain: Any, look: type = LookSettings) -> Configured[Classified]:

@@ -7,10 +7,21 @@ import numpy as np
 
 from regard.data.parts import Dataset
 from regard.errors import UsageError
-from regard.metrics.evaluation import LabelEvaluation
-from regard.metrics.labels import LabelResults, count, log_loss, macro_f1, one_hot, top_k
+from regard.metrics.correlation import value_scores
+from regard.metrics.evaluation import Evaluation, LabelEvaluation
+from regard.metrics.labels import (
+    MANY,
+    LabelResults,
+    count,
+    log_loss,
+    macro_f1,
+    micro_f1,
+    precision_at_k,
+    top_k,
+)
 from regard.metrics.score import Comparison
 from regard.tasks.frame.settings import BootstrapSettings
+from regard.tasks.labels.decision import NUMBER
 from regard.tasks.parts import Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
 
@@ -26,11 +37,12 @@ class ReadsTest(Protocol):
 
 
 class LabelJudge(Judge[Dataset[Any]]):
-    """Judges one label an example by the probabilities that a model gives to all of them.
+    """Judges labels of examples by the probabilities that a model gives to all of them.
 
     Args:
         read_test: reads the part that is judged, with the labels of a model.
-        made_with: settings that a score depends on.
+        made_with: settings that a score depends on, by the model and the data.
+        top: whether it is told how often the right label is among the likeliest five.
         subject: the model that is judged, if another is made of one for that.
     """
 
@@ -40,10 +52,12 @@ class LabelJudge(Judge[Dataset[Any]]):
     def __init__(
         self,
         read_test: ReadsTest,
-        made_with: Callable[[Runner[Any], Any], dict[str, Any]] = lambda runner, settings: {},
+        made_with: Callable[[Runner[Any], Any, Any], dict[str, Any]] = lambda *about: {},
+        top: bool = True,
         subject: Callable[[Runner[Any], Any], Runner[Any]] = lambda runner, settings: runner,
     ):
-        self.read_test, self.made_with, self._subject = read_test, made_with, subject
+        self.read_test, self.made_with, self.top = read_test, made_with, top
+        self._subject = subject
 
     def subject(self, runner: Runner[Any], settings: Any) -> Runner[Any]:
         """The model that is judged."""
@@ -52,9 +66,13 @@ class LabelJudge(Judge[Dataset[Any]]):
     def rival(
         self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
     ) -> Any:
-        """Refuse a model of other labels, or of other inputs."""
-        labels = getattr(other.codec, "labels", [])
-        alike = other.task.inputs is runner.task.inputs
+        """Refuse a model of another task or of other labels."""
+        decision = runner.codec.decision
+        if decision is NUMBER:
+            raise UsageError("against= compares labels, and this model gives numbers; leave it out")
+        super().rival(runner, other, settings, given)
+        labels = other.codec.labels
+        alike = other.codec.decision.several == decision.several
         if not alike or set(labels) != set(runner.codec.labels):
             raise UsageError(
                 f"against= names a model of other labels ({', '.join(labels[:6])}); "
@@ -84,10 +102,20 @@ class LabelJudge(Judge[Dataset[Any]]):
         order = [labels.index(label) for label in like.codec.labels]
         return runner.predictor.part_probabilities(part, settings)[:, order]
 
-    def results(self, runner: Runner[Any], part: Any, probs: np.ndarray) -> LabelResults:
+    def results(
+        self, runner: Runner[Any], part: Any, probs: np.ndarray, settings: Any
+    ) -> LabelResults:
         """Targets, predictions and probabilities, from which all scores follow."""
-        labels, unit = runner.codec.labels, runner.task.unit
-        return LabelResults.single(labels, np.asarray(part.labels), probs, unit=unit)
+        codec = runner.codec
+        return LabelResults(
+            codec.labels,
+            codec.targets(part),
+            codec.decision.assign(probs, settings),
+            probs,
+            codec.decision.several,
+            groups=codec.judged(part).groups,
+            unit=runner.task.unit,
+        )
 
     def score(
         self,
@@ -99,60 +127,57 @@ class LabelJudge(Judge[Dataset[Any]]):
     ) -> ScoredPredictions:
         """Accuracy, F1 and loss, by class too, and the errors it was surest of."""
         part, codec, unit = data[settings.part], runner.codec, runner.task.unit
-        results = self.results(runner, part, predictions)
+        made_with = self.made_with(runner, data, settings)
+        if codec.decision is NUMBER:
+            right = np.array([example.number for example in part])
+            scores = value_scores(predictions[:, 0].astype(float), right)
+            return ScoredPredictions(scores, len(right), {}, made_with, Evaluation)
+        results = self.results(runner, part, predictions, settings)
         if codec.outliers is not None:
             refused = int(runner.predictor.none_in(part, predictions).sum())
             data.notes.append(
                 f"run answers {refused:,} of these {len(part):,} {unit} by 'none of these'; "
                 "scores are of the likeliest label of all"
             )
+        data.notes.extend(codec.cut_notes(part, settings))
         scores = results.scores(settings.samples)
-        if len(codec.labels) > TOP:
-            scores.insert(1, top_k(np.asarray(part.labels), predictions, TOP, unit))
-        errors = results.errors(settings.errors, lambda i: ("", part.where(i)))
-        return ScoredPredictions(
-            scores,
-            len(part),
-            results.details(errors, baseline_scores(codec, part)),
-            self.made_with(runner, settings),
-        )
+        if self.top and len(codec.labels) > TOP:
+            scores.insert(1, top_k(results.targets.argmax(1), predictions, TOP, unit))
+        errors = results.errors(settings.errors, codec.judged(part).show)
+        details = results.details(errors, baseline_scores(codec, part))
+        return ScoredPredictions(scores, len(results.targets), details, made_with)
 
     def compare(
         self, runner: Runner[Any], data: Dataset[Any], theirs: System, ours: Any, settings: Any
     ) -> list[Comparison]:
-        """Comparison of accuracies by a paired bootstrap."""
-        part = data[settings.part]
-        other = self.results(runner, part, theirs.predictions).predictions
-        return self.results(runner, part, ours).compare(other, settings.samples)
+        """Comparison by a paired bootstrap."""
+        results = self.results(runner, data[settings.part], ours, settings)
+        assigned = runner.codec.decision.assign(theirs.predictions, settings)
+        return results.compare(assigned, settings.samples, theirs.predictions)
 
     def outputs(
         self, runner: Runner[Any], data: Dataset[Any], predictions: np.ndarray, settings: Any
     ) -> list[dict[str, Any]]:
         """Each example with its label and what was predicted."""
-        part, labels = data[settings.part], runner.codec.labels
-        numbers = np.asarray(part.labels).tolist()
-        return [
-            {
-                runner.task.inputs.key: part.where(i),
-                "label": labels[numbers[i]],
-                "prediction": labels[best],
-                "probability": float(predictions[i, best]),
-            }
-            for i, best in enumerate(predictions.argmax(1).tolist())
-        ]
+        return runner.codec.records(data[settings.part], predictions, settings)
 
 
 def baseline_scores(codec: Any, part: Any) -> dict[str, dict[str, float]]:
-    """Scores of the commonest label and the nearest mean."""
+    """Scores of the commonest label and of a simple classifier."""
     if codec.baselines is None:
         return {}
-    targets = one_hot(np.asarray(part.labels), len(codec.labels))
-    return codec.baselines.scores(codec.baseline_vectors(part), targets)
+    return codec.baselines.scores(codec.baseline_vectors(part), codec.targets(part))
 
 
 def valid_scores(results: LabelResults, by_f1: bool) -> dict[str, float]:
     """Loss, accuracy and macro F1 of probabilities; `better` is to be raised."""
-    accuracy = 100 * float((results.targets & results.predictions).any(1).mean())
-    f1 = macro_f1(count(results.targets, results.predictions))
-    loss = log_loss(results.targets, results.probs, False)
-    return {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "better": f1 if by_f1 else accuracy}
+    counts = count(results.targets, results.predictions)
+    scores = {
+        "loss": log_loss(results.targets, results.probs, results.multilabel),
+        "accuracy": 100 * float((results.targets == results.predictions).all(1).mean()),
+        "macro_f1": macro_f1(counts),
+    }
+    if results.multilabel and len(results.labels) >= MANY:
+        each = precision_at_k(results.targets, results.probs)
+        scores |= {name: float(values.mean()) for name, values in each.items()}
+    return {**scores, "better": scores["macro_f1"] if by_f1 else micro_f1(counts)}

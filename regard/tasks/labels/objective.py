@@ -3,77 +3,104 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from regard.data.parts import Dataset
 from regard.metrics.baselines import Baselines
-from regard.metrics.labels import one_hot
 from regard.models import task_changes
 from regard.models.folder import load_folder
 from regard.tasks.frame.origin import Origin
 from regard.tasks.labels.judge import LabelJudge, baseline_scores, valid_scores
-from regard.tasks.parts import Batches, Choice, Learnt, Lesson, Objective, build_model
+from regard.tasks.parts import (
+    Batches,
+    Choice,
+    Learnt,
+    Lesson,
+    Objective,
+    Task,
+    build_model,
+    usual_shape,
+)
 from regard.tasks.runner import Runner
 from regard.training.label_loss import class_weights, imbalance_notes
 
-BASELINE_EXAMPLES = 2000  # that a baseline learns from
 
+class LabelledInputs:
+    """What differs between kinds of inputs when labels are learnt.
 
-class LabelledInputs(Protocol):
-    """What differs between modalities when labels are learnt."""
+    The methods with a body have the usual answer.
+    """
 
     task: str
     baseline: str  # the simplest model that learns, by its name in baselines.KINDS
-    dynamic: bool  # whether batches differ in shape
-    head: str  # how the names of the head's weights begin
+    head: str = "head."  # how the names of the head's weights begin
+    dynamic: bool = True  # whether batches differ in shape
+    note_uneven: bool = True  # whether labels that are much rarer than others are noted
+
+    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config of a family before the user's keys."""
+        return usual_shape(name, values, origin)
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal."""
-        ...
+        return settings
 
     def read(self, settings: Any, origin: Origin | None) -> Any:
         """Parts to train and to validate on, with the names of their labels."""
-        ...
+        raise NotImplementedError
 
     def suit(
         self, settings: Any, values: Mapping[str, Any], data: Any
     ) -> tuple[Any, Choice | None]:
         """Settings whose defaults follow the data where the user gave none."""
-        ...
+        return settings, None
 
-    def codec(self, data: Any, settings: Any, origin: Origin | None) -> Any:
-        """Format of the inputs and the labels, without baselines."""
-        ...
+    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> Any:
+        """What brings inputs to the model, and the labels; without baselines."""
+        raise NotImplementedError
+
+    def baseline_part(self, train: Any) -> Any:
+        """Examples that a baseline learns from."""
+        return train
 
     def config(self, config: Any, codec: Any, origin: Origin | None) -> Any:
         """Config of the model for such inputs."""
-        ...
+        return config
 
-    def batches(self, train: Any, runner: Runner[Any], settings: Any) -> Batches:
+    def start(self, model: Any, data: Any, codec: Any, settings: Any, known: bool) -> None:
+        """Change the weights that a training begins with; `known`: it told these labels apart."""
+
+    def batches(self, data: Any, runner: Runner[Any], settings: Any) -> Batches:
         """Batches of augmented inputs and targets."""
-        ...
+        raise NotImplementedError
 
     def count(self, runner: Runner[Any], batch: Any) -> tuple[int, int]:
-        """Inputs of a batch, which the loss counts, and its tokens."""
-        ...
+        """Units of a batch, which the loss counts, and its tokens."""
+        raise NotImplementedError
 
-    def loss(self, model: Any, batch: Any, settings: Any, weights: Tensor | None) -> Tensor:
-        """Summed cross-entropy of the labels."""
-        ...
+    def loss(self, runner: Runner[Any], batch: Any, settings: Any, weights: Any) -> Tensor:
+        """Summed loss of the labels."""
+        raise NotImplementedError
 
-    def facts(self, settings: Any) -> dict[str, Any]:
-        """What recipe.json says further."""
-        ...
+    def title(self, codec: Any, runner: Runner[Any]) -> str:
+        """What the model card says that the model is."""
+        one = runner.inputs.one
+        article = "an" if one[0] in "aeio" else "a"
+        return f"One of {len(codec.labels)} labels for {article} {one}"
+
+    def facts(self, data: Any, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+        """What recipe.json says beside the number of labels."""
+        return {runner.task.unit: len(data["train"])}
 
 
 class LabelObjective(Objective):
-    """Learns one label an input by cross-entropy.
+    """Learns labels by cross-entropy.
 
     Args:
-        inputs: what differs between modalities.
+        inputs: what differs between kinds of inputs.
         settings: class of the settings of a training.
         sizes: what a size means for training.
         short: short keys for fields of the model's config.
@@ -91,6 +118,10 @@ class LabelObjective(Objective):
         self.inputs, self.Settings, self.published_sizes = inputs, settings, published_sizes
         self.sizes, self.short = sizes, short
 
+    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config of a family before the user's keys."""
+        return self.inputs.shape(name, values, origin)
+
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal."""
         return self.inputs.check(settings, values, origin)
@@ -106,15 +137,10 @@ class LabelObjective(Objective):
         return self.inputs.suit(settings, values, data)
 
     def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> Any:
-        """Labels and format of the data, and the nearest mean of examples spread over them."""
-        train, labels = data["train"], data.classes
-        often = np.bincount(np.asarray(train.labels), minlength=len(labels))
-        data.notes.extend(imbalance_notes(often, labels, settings.class_weights))
-        codec = self.inputs.codec(data, settings, origin)
-        rows = np.linspace(0, len(train) - 1, min(len(train), BASELINE_EXAMPLES)).astype(np.int64)
-        some = train.pick(rows)
-        targets = one_hot(np.asarray(some.labels), len(labels))
-        vectors = codec.baseline_vectors(some)
+        """What brings inputs to the model, the labels, and a simple classifier to compare with."""
+        codec = self.inputs.codec(data, settings, learnt, origin)
+        some = self.inputs.baseline_part(data["train"])
+        vectors, targets = codec.baseline_vectors(some), codec.targets(some)
         return replace(codec, baselines=Baselines.fit(self.inputs.baseline, vectors, targets))
 
     def model(
@@ -126,44 +152,49 @@ class LabelObjective(Objective):
         config = self.inputs.config(config, codec, origin)
         known = origin is not None and origin.was(task, codec.labels)
         fresh = "" if known else self.inputs.head
-        return name, build_model(name, config, settings, origin, fresh=fresh)
+        model = build_model(name, config, settings, origin, fresh=fresh)
+        self.inputs.start(model, data, codec, settings, known)
+        return name, model
 
     def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
-        """Batches of augmented inputs, and the cross-entropy of their labels."""
-        train, codec, predictor = data["train"], runner.codec, runner.predictor
-        often = np.bincount(np.asarray(train.labels), minlength=len(codec.labels))
-        weights = class_weights(settings.class_weights, often, len(train))
-        weights = None if weights is None else weights.to(settings.device)
+        """Batches of inputs with targets, and the loss of their labels."""
+        inputs, codec, predictor = self.inputs, runner.codec, runner.predictor
         judge: LabelJudge = runner.task.judge  # type: ignore[assignment]
+        batches = inputs.batches(data, runner, settings)
+        targets = codec.targets(data["train"])
+        often = targets.sum(0)
+        if inputs.note_uneven:
+            data.notes.extend(imbalance_notes(often, codec.labels, settings.class_weights))
+        several = codec.decision.several
+        weights = class_weights(settings.class_weights, often, len(targets), several)
+        weights = None if weights is None else weights.to(settings.device)
 
         def validate(share: float) -> dict[str, float]:
-            valid = data["valid"]
-            probs = predictor.part_probabilities(valid, predictor.plain)
-            return valid_scores(judge.results(runner, valid, probs), weights is not None)
+            valid, plain = data["valid"], predictor.plain
+            if several:
+                plain = replace(plain, threshold=settings.threshold)
+            probs = predictor.part_probabilities(valid, plain)
+            results = judge.results(runner, valid, probs, plain)
+            return valid_scores(results, weights is not None)
 
         def finish(folder: Path) -> None:
             if getattr(settings, "none", 0.0):
                 published = runner.task.load(folder, *load_folder(folder))
                 published.predictor.note_none(folder, data, settings.none, settings.foreign)
 
-        modality, unit = runner.task.inputs, runner.task.unit
         return Lesson(
-            batches=self.inputs.batches(train, runner, settings),
-            count=lambda batch: self.inputs.count(runner, batch),
-            loss=lambda batch: self.inputs.loss(runner.model, batch, settings, weights),
+            batches=batches,
+            count=lambda batch: inputs.count(runner, batch),
+            loss=lambda batch: inputs.loss(runner, batch, settings, weights),
             validate=validate,
-            title=f"One of {len(codec.labels)} labels for {a(modality.one)}",
-            facts={
-                "labels": len(codec.labels),
-                unit: len(train),
-                **self.inputs.facts(settings),
-            },
+            title=inputs.title(codec, runner),
+            facts={"labels": len(codec.labels), **inputs.facts(data, runner, settings)},
             baselines=lambda: baseline_scores(codec, data["valid"]),
             finish=finish,
-            dynamic=self.inputs.dynamic,
+            dynamic=inputs.dynamic,
         )
 
 
-def a(noun: str) -> str:
-    """A noun with its article."""
-    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
+def spread(part: Any, most: int = 2000) -> Any:
+    """Some examples, spread over a part."""
+    return part.pick(np.linspace(0, len(part) - 1, min(len(part), most)).astype(np.int64))

@@ -138,13 +138,17 @@ class SoundCodec(MediaCodec):
 
         return in_groups(read, inputs, GROUP_SECONDS, seconds)
 
-    def raws(self, part: Sounds) -> list[np.ndarray]:
+    def raws(self, part: Sounds, settings: Any = None) -> list[np.ndarray]:
         """Samples of the sounds of a part."""
         return [part.read(i) for i in range(len(part))]
 
     def arguments(self, raws: Sequence[np.ndarray], device: Any) -> tuple[Tensor, Tensor]:
         """Spectrograms (b, t, mels), and their frames (b)."""
         return pad_sounds([self.format.spectrogram(samples) for samples in raws], device)
+
+    def logits(self, model: Any, raws: Sequence[np.ndarray], settings: Any) -> Tensor:
+        """Logits (n, labels) of sounds."""
+        return model(*self.arguments(raws, next(model.parameters()).device))
 
     def probabilities(self, model: Any, raws: Sequence[np.ndarray], settings: Any) -> np.ndarray:
         """Probability of each label, (n, labels), for the samples of sounds."""

@@ -18,18 +18,18 @@ from regard.metrics.outliers import Outliers
 from regard.modalities.sound import SOUND
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.one_label import (
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import derived
+from regard.tasks.labels.classifier import classifier
+from regard.tasks.labels.judge import LabelJudge
+from regard.tasks.labels.objective import LabelledInputs, LabelObjective, spread
+from regard.tasks.labels.settings import (
     NoneTrain,
     OneLabelEval,
     OneLabelRun,
     OneLabelTrain,
     saved_labels_and_baselines,
 )
-from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import derived
-from regard.tasks.labels.classifier import classifier
-from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
 from regard.tasks.parts import Task
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
@@ -105,10 +105,10 @@ def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCo
     return SoundCodec(format, labels, baselines=baselines, outliers=outliers)
 
 
-class LabelledSounds:
+class LabelledSounds(LabelledInputs):
     """Sounds, of which labels are learnt."""
 
-    task, head, dynamic = "sounds", "readout.", True
+    task, head = "sounds", "readout."
     baseline = "the nearest mean spectrogram"
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
@@ -122,11 +122,9 @@ class LabelledSounds:
         label_list([(data.classes[i],) for i in numbers], settings.data)
         return data
 
-    def suit(self, settings: Any, values: Mapping[str, Any], data: SoundData) -> tuple[Any, None]:
-        """Settings as they are."""
-        return settings, None
-
-    def codec(self, data: SoundData, settings: Any, origin: Origin | None) -> SoundCodec:
+    def codec(
+        self, data: SoundData, settings: Any, learnt: Any, origin: Origin | None
+    ) -> SoundCodec:
         """Labels and format of the data."""
         more = parts_by_name(settings)
         if settings.pattern:
@@ -134,12 +132,13 @@ class LabelledSounds:
         format = with_statistics(settings.sound, data["train"])
         return SoundCodec(format, data.classes, more=more)
 
-    def config(self, config: Any, codec: SoundCodec, origin: Origin | None) -> Any:
-        """Config of the model as it is."""
-        return config
+    def baseline_part(self, train: Sounds) -> Sounds:
+        """Some sounds, spread over all."""
+        return spread(train)
 
-    def batches(self, train: Sounds, runner: Runner[Any], settings: Any) -> SoundBatches:
+    def batches(self, data: SoundData, runner: Runner[Any], settings: Any) -> SoundBatches:
         """Batches of augmented spectrograms with their labels."""
+        train = data["train"]
 
         def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
             labels = train.labels[torch.from_numpy(picked)]
@@ -151,17 +150,15 @@ class LabelledSounds:
         """Sounds, which the loss counts, and the frames that were read."""
         return len(batch.labels), int(batch.lengths.sum())
 
-    def loss(self, model: Any, batch: Batch, settings: Any, weights: Tensor | None) -> Tensor:
+    def loss(
+        self, runner: Runner[Any], batch: Batch, settings: Any, weights: Tensor | None
+    ) -> Tensor:
         """Summed cross-entropy of the labels."""
-        logits = model(batch.sound, batch.lengths).float()
+        logits = runner.model(batch.sound, batch.lengths).float()
         smoothing = settings.label_smoothing
         return F.cross_entropy(
             logits, batch.labels, weight=weights, label_smoothing=smoothing, reduction="sum"
         )
-
-    def facts(self, settings: Any) -> dict[str, Any]:
-        """Nothing further."""
-        return {}
 
 
 TASK = Task(

@@ -1,12 +1,9 @@
-"""What labelling texts and labelling words share: an encoder with a head for labels.
+"""What labelling texts and labelling words share: settings, what lies beside weights, batches."""
 
-Settings, what lies beside the weights (tokenizer, features of words, labels, baselines), batches of
-rows, and scores. `Labeller` is all of a task but how texts become rows, logits and answers.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,7 +13,7 @@ from torch import Tensor
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
 from regard.data.features import FEATURES, Features, feature_functions, split_words
-from regard.data.labelled import Sentence, load_labelled
+from regard.data.labelled import Example, Labelled, Sentence, load_labelled
 from regard.data.labels import label_list, label_table, with_known_labels
 from regard.data.lines import ENCODINGS
 from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
@@ -24,19 +21,21 @@ from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
-from regard.metrics.baselines import Baselines
-from regard.metrics.labels import MANY, count, log_loss, macro_f1, micro_f1, precision_at_k
+from regard.metrics.outliers import Outliers
 from regard.models import family, task_changes
 from regard.models.ensemble import members_of
-from regard.models.protocols import TextModel
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
-from regard.tasks.frame.task import Learnt
-from regard.tasks.text.codec import TextCodec
-from regard.tasks.text.label_judge import A, LabelData, LabelJudge
-from regard.training.label_loss import CLASS_WEIGHTS, LABEL_LOSSES, LabelLoss, label_loss
+from regard.tasks.labels.decision import ONE_LABEL, Decision
+from regard.tasks.labels.objective import LabelledInputs
+from regard.tasks.labels.settings import saved_labels_and_baselines
+from regard.tasks.parts import usual_shape
+from regard.tasks.runner import Runner
+from regard.tasks.text.codec import TextCodec, check_max_length, load_encoder
+from regard.training.label_loss import CLASS_WEIGHTS, label_loss
 
 BertConfig, _ = family("bert")
 
@@ -140,63 +139,104 @@ class LabelBatch(NamedTuple):
     words: Any = None
 
 
-class Labeller(LabelJudge[A]):
-    """A task that gives labels to texts or to words.
+@dataclass
+class LabelData(Labelled):
+    """Examples or sentences by part, and their labels."""
 
-    It says what config.json holds (`label_facts`), and how examples become batches and logits.
-    """
+    multilabel: bool = False
+    left_out: int = 0  # rows with labels that the model does not know
 
-    sizes, short = SIZES, SHORT
-    baseline: ClassVar[str]  # the simplest model that learns, by its name in baselines.KINDS
 
-    @classmethod
-    def label_facts(cls, data: LabelData, settings: Any) -> dict[str, Any]:
-        """Return what config.json says beside what is common to labellers."""
-        raise NotImplementedError
+@dataclass(frozen=True)
+class LabelTextCodec(TextCodec):
+    """How texts or words with labels are brought to an encoder; a LabelCodec but for its rows."""
 
-    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
-        """Return the logits (n, labels) of a batch by a model, or by one of an ensemble."""
-        raise NotImplementedError
+    decision: Decision = ONE_LABEL
+    max_length: int = 0  # tokens of a text or window, unless a run says
 
-    # Training
+    outliers: ClassVar[Outliers | None] = None
 
-    def text_batches(
-        self,
-        rows: Sequence[Row],
-        make: Callable[[np.ndarray, list[Row], TextBatch], LabelBatch],
-        again: Callable[[int, int], Row],
-        settings: Any,
-    ) -> TextBatches:
-        """Return batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
+    def check(self, settings: Any, model: Any) -> None:
+        """Refuse more tokens than the model has positions for."""
+        check_max_length(settings, model)
 
-        def redrawn(i: int, n: int) -> Row:
-            return again(i, mix(settings.seed, n, i))
+    def longest(self, settings: Any) -> int:
+        """Tokens that are read of a text or window."""
+        return settings.max_length or self.max_length
 
-        return TextBatches(
-            rows,
-            self.encoder,
-            make,
-            tokens=settings.batch_tokens,
-            seed=settings.seed,
-            max_rows=settings.batch_rows,
-            word_dropout=settings.word_dropout,
-            feature_dropout=settings.feature_dropout,
-            again=redrawn if self.encoder.sampler is not None else None,
-            device=settings.device,
+    def targets(self, part: Sequence[Example | Sentence]) -> np.ndarray:
+        """Table (n, labels) of the labels of texts or words."""
+        return label_table(part, self.labels)
+
+    def baseline_vectors(self, part: Sequence[Example | Sentence]) -> list[str]:
+        """Texts or words."""
+        return [unit for item in part for unit, _ in item.units]
+
+    def in_parts(self, part: Any, size: int) -> Iterator[Any]:
+        """All of a part at once, which is batched by length."""
+        yield part
+
+
+def read_labelled(reader: Any, runner: Runner[Any], settings: Any, known: bool = True) -> LabelData:
+    """The part that a model is judged on, with labels that are known to it."""
+    part = settings.part
+    data = load_labelled(
+        settings.data, reader, test=settings.test, need=(part,), trained=runner.trained
+    )
+    items = data[part]
+    if known:
+        why, skip = "is none of the model's", settings.skip_bad
+        items = with_known_labels(items, runner.codec.labels, why, data.notes, skip_bad=skip)
+    left_out = len(data[part]) - len(items)
+    return LabelData({part: items}, left_out=left_out, notes=data.notes)
+
+
+def made_with(runner: Runner[Any], data: LabelData, settings: Any) -> dict[str, Any]:
+    """Length of texts, and how many were left out."""
+    return {"max_length": runner.codec.longest(settings), "left_out": data.left_out}
+
+
+def load_text_codec(
+    task: str, unit: str, folder: Path, model: Model, config: dict[str, Any]
+) -> LabelTextCodec:
+    """Tokenizer, features, labels and baselines of a folder."""
+    changes = task_changes(config["family"], task)
+    if any(getattr(model.config, key) != value for key, value in changes.items()):
+        raise UsageError(
+            f"{folder / 'config.json'}: a head of {model.config.head!r:.40}, which labels no "
+            f"{unit}; train one with: regard train {task} init=..."
         )
+    labels, baselines = saved_labels_and_baselines(folder, model, config)
+    longest = config.get("max_length") or model.config.max_length
+    encoder = load_encoder(folder, model, config)
+    return LabelTextCodec(encoder, labels, baselines, max_length=longest)
 
-    @classmethod
-    def defaults(cls, shape: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Return the config with the head of the task.
+
+class LabelledText(LabelledInputs):
+    """Texts or words, of which labels are learnt by an encoder with a head."""
+
+    def reader(self, settings: Any) -> Any:
+        """What reads a file of examples."""
+        raise NotImplementedError
+
+    def logits(self, codec: Any, model: Any, batch: LabelBatch) -> Tensor:
+        """Logits (n, labels) of a batch by a model, or by one of an ensemble."""
+        raise NotImplementedError
+
+    def label_facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
+        """What config.json says of how labels were read."""
+        raise NotImplementedError
+
+    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Config with the head of the task.
 
         A new model has the parts that learn best; one that is like a published model, or starts
         from a trained one, has the parts of that.
         """
-        shape = replace(shape, **task_changes(cls.family_of(values, origin), cls.name))
+        shape = replace(usual_shape(name, values, origin), **task_changes(name, self.task))
         return shape if values.get("like") or origin else with_known(shape, NEW)
 
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
         feature_functions(settings.features)
         if settings.tokenizer == WORDS and settings.features == "none":
@@ -221,10 +261,9 @@ class Labeller(LabelJudge[A]):
             settings = replace(settings, max_length=model.max_length)
         return replace(settings, model=model)
 
-    @classmethod
-    def read_parts(cls, settings: Any, by: str = "text") -> LabelData:
-        """Read the parts to train and to validate on, and their labels."""
-        reader = cls.file_reader(settings)
+    def read_parts(self, settings: Any, by: str = "text") -> LabelData:
+        """Parts to train and to validate on, and their labels."""
+        reader = self.reader(settings)
         files = {"valid": settings.valid, "test": settings.test}
         data = load_labelled(settings.data, reader, **files, by=by)
         labels = label_list([item[1] for item in data["train"]], settings.data)
@@ -238,11 +277,8 @@ class Labeller(LabelJudge[A]):
         about = {"notes": data.notes, "split": data.split, "classes": labels}
         return LabelData(data.parts, reader.several, **about)
 
-    @classmethod
-    def make_codec(
-        cls, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
-    ) -> TextCodec:
-        """Learn the tokenizer, the features and the baselines."""
+    def codec(self, data: LabelData, settings: Any, learnt: Any, origin: Origin | None) -> Any:
+        """Learn the tokenizer and the features."""
         train = data["train"]
         texts = [item.source for item in train]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
@@ -256,70 +292,75 @@ class Labeller(LabelJudge[A]):
             )
         dropout = settings.bpe_dropout
         sampler = tokenizer.sampler(dropout, settings.seed) if dropout else None
-        units = [unit for item in train for unit, _ in item.units]
         config = {"max_length": settings.max_length, "features": settings.features}
-        return TextCodec(
-            RowEncoder(tokenizer, features, sampler),
-            data.classes,
-            Baselines.fit(cls.baseline, units, label_table(train, data.classes)),
-            {**config, **cls.label_facts(data, settings)},
+        return self.codec_of(
+            LabelTextCodec(
+                RowEncoder(tokenizer, features, sampler),
+                data.classes,
+                config={**config, **self.label_facts(data, settings)},
+                max_length=settings.max_length,
+            ),
+            self.label_facts(data, settings),
         )
 
-    @classmethod
-    def make_model(
-        cls, data: Any, codec: TextCodec, settings: Any, origin: Origin | None
-    ) -> tuple[str, Any]:
-        """Build the model with a head for the labels; one that knew the same keeps its head."""
-        config, features, vocab = settings.model, codec.encoder.features, codec.tokenizer.vocab
-        vocab = max(vocab, config.vocab) if origin else vocab
-        config = replace(config, vocab=vocab, labels=len(codec.labels))
-        if features is not None:
-            config = replace(config, types=features.size)
-        fresh = "" if origin and origin.was(cls.name, codec.labels) else "head."
-        name = settings.family
-        return name, cls.build(name, config, settings, origin, fresh=fresh)
+    def codec_of(self, codec: LabelTextCodec, config: Mapping[str, Any]) -> Any:
+        """The codec of the task, by what config.json says."""
+        raise NotImplementedError
 
-    @property
-    def objective(self) -> LabelLoss:
-        """Return the loss of its labels."""
-        return LABEL_LOSSES["multi" if self.multilabel else "single"]
+    def config(self, config: Any, codec: LabelTextCodec, origin: Origin | None) -> Any:
+        """Config of the model for this vocabulary."""
+        vocab, features = codec.tokenizer.vocab, codec.encoder.features
+        config = replace(config, vocab=max(vocab, config.vocab) if origin else vocab)
+        return config if features is None else replace(config, types=features.size)
 
-    def count(self, batch: LabelBatch) -> tuple[int, int]:
-        """Return the texts or words, which the loss counts, and the tokens."""
+    def text_batches(
+        self,
+        rows: Sequence[Row],
+        encoder: RowEncoder,
+        make: Callable[[np.ndarray, list[Row], TextBatch], LabelBatch],
+        again: Callable[[int, int], Row],
+        settings: Any,
+    ) -> TextBatches:
+        """Batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
+
+        def redrawn(i: int, n: int) -> Row:
+            return again(i, mix(settings.seed, n, i))
+
+        return TextBatches(
+            rows,
+            encoder,
+            make,
+            tokens=settings.batch_tokens,
+            seed=settings.seed,
+            max_rows=settings.batch_rows,
+            word_dropout=settings.word_dropout,
+            feature_dropout=settings.feature_dropout,
+            again=redrawn if encoder.sampler is not None else None,
+            device=settings.device,
+        )
+
+    def count(self, runner: Runner[Any], batch: LabelBatch) -> tuple[int, int]:
+        """Texts or words, which the loss counts, and the tokens."""
         return len(batch.targets), batch.texts.tokens
 
-    def loss(self, batch: LabelBatch, settings: Any) -> Tensor:
-        """Return the summed loss of the labels, the mean over an ensemble."""
+    def loss(
+        self, runner: Runner[Any], batch: LabelBatch, settings: Any, weights: Tensor | None
+    ) -> Tensor:
+        """Summed loss of the labels, the mean over an ensemble."""
+        codec = runner.codec
         losses = [
             label_loss(
-                self.objective,
-                partial(self.logits, model, batch),
+                codec.decision.loss,
+                partial(self.logits, codec, model, batch),
                 batch.targets,
                 settings.label_smoothing,
                 settings.r_drop,
-                self.class_weights,
+                weights,
             )
-            for model in members_of(self.model)
+            for model in members_of(runner.model)
         ]
         return torch.stack(losses).mean()
 
-    def validate(self, data: LabelData, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return loss, accuracy and F1 on the validation part."""
-        items = data["valid"]
-        results = self.results(items, self.probabilities(items, self.Run()), settings)
-        counts = count(results.targets, results.predictions)
-        right = (results.targets == results.predictions).all(1)
-        scores = {
-            "loss": log_loss(results.targets, results.probs, self.multilabel),
-            "accuracy": 100 * float(right.mean()),
-            "macro_f1": macro_f1(counts),
-        }
-        if self.multilabel and len(self.labels) >= MANY:
-            each = precision_at_k(results.targets, results.probs)
-            scores |= {name: float(values.mean()) for name, values in each.items()}
-        balanced = self.class_weights is not None
-        return {**scores, "better": scores["macro_f1"] if balanced else micro_f1(counts)}
-
-    def facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        return {"labels": len(self.labels)}
+    def facts(self, data: LabelData, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+        """Nothing further."""
+        return {}

@@ -17,15 +17,31 @@ from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.modalities.text import WORDS
-from regard.models.protocols import Model, TextModel
+from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.text.codec import EncoderRun, TextCodec
-from regard.tasks.text.label_judge import LabelData, Predicted
-from regard.tasks.text.labelling import LabelBatch, LabelEval, Labeller, LabelTrain
-from regard.training.label_loss import class_weights
+from regard.tasks.labels.classifier import JudgedUnits
+from regard.tasks.labels.judge import LabelJudge
+from regard.tasks.labels.objective import LabelObjective
+from regard.tasks.parts import Predictor, Task
+from regard.tasks.runner import Runner
+from regard.tasks.text.codec import EncoderRun
+from regard.tasks.text.labelling import (
+    SHORT,
+    SIZES,
+    LabelBatch,
+    LabelData,
+    LabelEval,
+    LabelledText,
+    LabelTextCodec,
+    LabelTrain,
+    load_text_codec,
+    made_with,
+    read_labelled,
+)
+from regard.viewer.picture import Picture
 
 
 @dataclass(frozen=True)
@@ -79,57 +95,227 @@ def _mean(x: Tensor, places: WordPlaces) -> Tensor:
 JOINS: dict[str, Callable[[Tensor, WordPlaces], Tensor]] = {"first": _first, "mean": _mean}
 
 
-class Tag(Labeller[Tagged]):
-    """Labels each word of a text."""
+@dataclass(frozen=True)
+class TagCodec(LabelTextCodec):
+    """How sentences of words are brought to an encoder, window by window."""
 
-    name, holds, unit, target = "tag", "words and tags", "words", "tags"
-    inputs = WORDS
-    baseline = "the commonest tag of each word"
-    Train, Run, Eval = TagTrain, TagRun, TagEval
+    modality = WORDS
+    join: str = "first"
 
-    def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any] | None = None):
+    def windows(self, sentences: Sequence[Sequence[str]], longest: int) -> list[Window]:
+        """Overlapping windows of sentences."""
+        return [
+            window
+            for n, words in enumerate(sentences)
+            for window in sentence_windows(self.encoder, words, longest, n)
+        ]
+
+    def logits(self, model: Any, windows: Sequence[Window], settings: Any = None) -> Tensor:
+        """Logits (words, labels) of the words of windows."""
+        device = next(model.parameters()).device
+        texts = collate([window.row for window in windows], self.tokenizer.pad, device)
+        places = word_places(windows, texts.ids.shape[1], device)
+        return self.word_logits(model, LabelBatch(texts, places.starts, places))
+
+    def word_logits(self, model: Any, batch: LabelBatch) -> Tensor:
+        """Logits (words, labels) of the words of a batch."""
+        hidden = model.hidden(**batch.texts.inputs)
+        return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
+
+    def judged(self, part: Sequence[Sentence]) -> JudgedUnits:
+        """Where each word is; the words of a sentence are resampled together."""
+        units = [(item, n) for item in part for n in range(len(item.units))]
+        groups = np.repeat(np.arange(len(part)), [len(item.units) for item in part])
+        return JudgedUnits(lambda i: (units[i][0].where, units[i][0].excerpt(units[i][1])), groups)
+
+    def cut_notes(self, part: Sequence[Sentence], settings: Any) -> list[str]:
+        """None: long sentences are read in windows."""
+        return []
+
+    def records(
+        self, part: Sequence[Sentence], probs: np.ndarray, settings: Any
+    ) -> list[dict[str, Any]]:
+        """Predicted tags of each sentence beside the right ones."""
+        tags = iter(self.labels[i] for i in probs.argmax(1).tolist())
+        rows = []
+        for words, right, _ in part:
+            predicted = [next(tags) for _ in words]
+            row = {"words": list(words), "tags": list(right), "prediction": predicted}
+            text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))
+            rows.append(row if settings.outputs.endswith(".jsonl") else {"prediction": text})
+        return rows
+
+
+class Tagger(Predictor[Tagged]):
+    """Gives each word of a text the most probable of its tags."""
+
+    Settings = TagRun
+
+    def __init__(self, model: nn.Module, codec: TagCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
-        self.join: str = self.config.get("join", "first")
+        self.labels, self.plain = codec.labels, TagRun()
 
-    # Training
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """None: nothing is decoded."""
+        return {}
 
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def check(self, settings: Any) -> Any:
+        """Refuse more tokens than the model has positions for."""
+        self.codec.check(settings, self.model)
+        return settings
+
+    def part_probabilities(self, part: Sequence[Sentence], settings: Any) -> np.ndarray:
+        """Probability of each tag of all words of a part."""
+        words = [sentence.words for sentence in part]
+        return np.concatenate(self.word_probabilities(words, settings))
+
+    def word_probabilities(
+        self, sentences: Sequence[Sequence[str]], settings: Any
+    ) -> list[np.ndarray]:
+        """Probability of each tag of each word of sentences, (words, tags)."""
+        windows = self.codec.windows(sentences, self.codec.longest(settings))
+        lengths = [len(window.row.ids) for window in windows]
+        limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
+        probs = in_batches(windows, lengths, self._forward, **limits)
+        answers: list[list[np.ndarray]] = [[] for _ in sentences]
+        for window, some in zip(windows, probs, strict=True):
+            answers[window.sentence].append(some)
+        nothing = np.zeros((0, len(self.labels)), dtype=np.float32)
+        return [np.concatenate(some) if some else nothing for some in answers]
+
+    @torch.inference_mode()
+    def _forward(self, windows: list[Window]) -> list[np.ndarray]:
+        """Probability of each tag of the words of each window."""
+        logits = self.codec.logits(self.model, windows).float()
+        sizes = [window.span.tag_to - window.span.tag_from for window in windows]
+        return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Tagged]:
+        """Tag texts, or lists of words."""
+        sentences = [self._words(given, settings) for given in inputs]
+        probs = self.word_probabilities(sentences, settings)
+        return [self._tagged(*both) for both in zip(sentences, probs, strict=True)]
+
+    def _words(self, given: Any, settings: Any) -> list[str]:
+        return SPLITS[settings.words](given) if isinstance(given, str) else list(given)
+
+    def _tagged(self, words: Sequence[str], probs: np.ndarray) -> Tagged:
+        tags = [self.labels[i] for i in probs.argmax(1).tolist()]
+        return Tagged(words, tags, probs.max(1).tolist())
+
+    # Looking
+
+    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[Window]]:
+        """Words of a text that is looked at, and its windows."""
+        words = self._words(given, settings)
+        if not words:
+            raise UsageError("there is nothing to look at in an empty text")
+        return words, self.codec.windows([words], self.codec.longest(settings))
+
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """The first window of a text with its tags and their log-probability."""
+        words, (window, *_) = self._looked_at(given, settings)
+        count = window.span.tag_to - window.span.tag_from
+
+        @torch.inference_mode()
+        def logprobs(copies: int) -> Tensor:
+            logits = self.codec.logits(self.model, [window] * copies)
+            return logits.double().log_softmax(-1).view(copies, count, -1)
+
+        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
+        tokens = self.codec.encoder.spelled(window.row)
+        return Question(
+            answer=" ".join(self.labels[n] for n in chosen),
+            logprobs=logprobs,
+            chosen=chosen,
+            names=self.labels,
+            places=words[:count],
+            tokens=tokens,
+            keys=text_keys(len(tokens)),
+            expected=chosen,
+        )
+
+    def explain(self, given: Any, settings: Any) -> Picture:
+        """What each layer attended to in the first window of a text while it was tagged."""
+        from regard.viewer.text import candidate_steps, text_views
+
+        words, (window, *rest) = self._looked_at(given, settings)
+        with watch(self.model) as maps:
+            (probs,) = self._forward([window])
+        shown = self._tagged(words[: len(probs)], probs)
+        word_ids: list[int] = window.row.word_ids.tolist()
+        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
+        steps = candidate_steps(
+            torch.from_numpy(probs), self.labels, candidates=settings.candidates
+        )
+        text = " ".join(words)
+        return Picture(
+            title=text,
+            views=text_views(maps, self.codec.encoder.spelled(window.row), writes=tags),
+            steps=steps,
+            source=text,
+            output=str(shown),
+            note="the first of several windows" if rest else "",
+        )
+
+
+def reader(settings: Any) -> SentenceReader:
+    """What reads words and tags."""
+    s = settings
+    return SentenceReader(SentenceFormat(s.column, s.encoding, s.skip_bad, s.columns))
+
+
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> TagCodec:
+    """Tokenizer, features, tags and baselines of a folder."""
+    codec = load_text_codec("tag", "words", folder, model, config)
+    join = config.get("join", "first")
+    if not isinstance(join, str) or join not in JOINS:
+        raise UsageError(
+            f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
+        )
+    return INPUTS.codec_of(codec, config)
+
+
+class LabelledWords(LabelledText):
+    """Words of sentences, of which tags are learnt."""
+
+    task, baseline, note_uneven = "tag", "the commonest tag of each word", False
+
+    def reader(self, settings: Any) -> SentenceReader:
+        """What reads words and tags."""
+        return reader(settings)
+
+    def codec_of(self, codec: LabelTextCodec, config: Mapping[str, Any]) -> TagCodec:
+        """The codec, which joins the tokens of a word as config.json says."""
+        return TagCodec(**vars(codec), join=config.get("join", "first"))
+
+    def label_facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
+        """How words are represented, and where the tags stood."""
+        return {"join": settings.join, "column": settings.column}
+
+    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse an ensemble."""
-        settings = super().checked(settings, values, origin)
+        settings = super().check(settings, values, origin)
         members = getattr(settings.model, "members", 1)
         if members > 1:
             raise UsageError(f"members={members} label whole texts; leave it out here")
         return settings
 
-    @classmethod
-    def file_reader(cls, settings: Any) -> SentenceReader:
-        """Return what reads words and tags."""
-        s = settings
-        return SentenceReader(SentenceFormat(s.column, s.encoding, s.skip_bad, s.columns))
+    def read(self, settings: Any, origin: Origin | None) -> LabelData:
+        """Sentences of words and tags."""
+        return self.read_parts(settings)
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> LabelData:
-        """Read sentences of words and tags."""
-        return cls.read_parts(settings)
-
-    @classmethod
-    def label_facts(cls, data: LabelData, settings: Any) -> dict[str, Any]:
-        """Return how words are represented, and where the tags stood."""
-        return {"join": settings.join, "column": settings.column}
-
-    def batches(self, data: Any, settings: Any) -> TextBatches:
-        """Return batches of windows of sentences, and the numbers of their tags."""
+    def batches(self, data: LabelData, runner: Runner[Any], settings: Any) -> TextBatches:
+        """Batches of windows of sentences, and the numbers of their tags."""
         train, longest, device = data["train"], settings.max_length, settings.device
-        windows = self._windows([sentence.words for sentence in train], longest)
-        numbers = {label: n for n, label in enumerate(self.labels)}
+        codec = runner.codec
+        windows = codec.windows([sentence.words for sentence in train], longest)
+        numbers = {label: n for n, label in enumerate(codec.labels)}
         targets = [
             np.array([numbers[tag] for tag in train[n].tags[span.tag_from : span.tag_to]])
             for _, n, span in windows
         ]
-        counts = np.bincount(np.concatenate(targets), minlength=len(numbers))
-        weights = class_weights(settings.class_weights, counts, int(counts.sum()))
-        self.class_weights = None if weights is None else weights.to(device)
         if more := len(windows) - len(train):
             data.notes.append(
                 f"some sentences are longer than max_length={longest} pieces and are "
@@ -146,155 +332,34 @@ class Tag(Labeller[Tagged]):
 
         def again(i: int, key: int) -> Row:
             _, n, span = windows[i]
-            return self.encoder.words(train[n].words[span.first : span.last], longest, key)
+            return codec.encoder.words(train[n].words[span.first : span.last], longest, key)
 
-        return self.text_batches([window.row for window in windows], make, again, settings)
+        rows = [window.row for window in windows]
+        return self.text_batches(rows, codec.encoder, make, again, settings)
 
-    def _windows(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[Window]:
-        return [
-            window
-            for n, words in enumerate(sentences)
-            for window in sentence_windows(self.encoder, words, max_length, n)
-        ]
+    def logits(self, codec: TagCodec, model: Any, batch: LabelBatch) -> Tensor:
+        """Logits (words, labels) of the words of a batch."""
+        return codec.word_logits(model, batch)
 
-    def logits(self, model: TextModel, batch: LabelBatch) -> Tensor:
-        """Return the logits (words, labels) of the words of a batch."""
-        hidden = model.hidden(**batch.texts.inputs)
-        return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
+    def title(self, codec: TagCodec, runner: Runner[Any]) -> str:
+        """What the model card says that the model is."""
+        return f"One of {len(codec.labels)} tags for each word"
 
-    def title(self, data: Any, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        return f"One of {len(self.labels)} tags for each word"
 
-    # Using
-
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
-        """Read tokenizer, features, tags and baselines of a folder."""
-        codec = super().load_codec(folder, model, config)
-        join = config.get("join", "first")
-        if not isinstance(join, str) or join not in JOINS:
-            raise UsageError(
-                f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
-            )
-        return codec
-
-    def probabilities(self, items: Sequence[Sentence], settings: Any) -> Predicted:
-        """Return the probability of each tag of all words."""
-        words = [sentence.words for sentence in items]
-        return Predicted(np.concatenate(self.word_probabilities(words, settings)))
-
-    def word_probabilities(
-        self, sentences: Sequence[Sequence[str]], settings: Any
-    ) -> list[np.ndarray]:
-        """Return the probability of each tag of each word of sentences, (words, tags)."""
-        windows = self._windows(sentences, settings.max_length or self.max_length)
-        lengths = [len(window.row.ids) for window in windows]
-        limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
-        probs = in_batches(windows, lengths, self._forward, **limits)
-        answers: list[list[np.ndarray]] = [[] for _ in sentences]
-        for window, some in zip(windows, probs, strict=True):
-            answers[window.sentence].append(some)
-        nothing = np.zeros((0, len(self.labels)), dtype=np.float32)
-        return [np.concatenate(some) if some else nothing for some in answers]
-
-    @torch.inference_mode()
-    def _forward(self, windows: list[Window]) -> list[np.ndarray]:
-        """Return the probability of each tag of the words of each window."""
-        texts = collate([window.row for window in windows], self.tokenizer.pad, self.device)
-        places = word_places(windows, texts.ids.shape[1], self.device)
-        logits = self.logits(self.model, LabelBatch(texts, places.starts, places)).float()
-        sizes = [window.span.tag_to - window.span.tag_from for window in windows]
-        return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
-
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Tagged]:
-        """Tag texts, or lists of words."""
-        split = SPLITS[settings.words]
-        sentences = [split(given) if isinstance(given, str) else list(given) for given in inputs]
-        probs = self.word_probabilities(sentences, settings)
-        return [self._tagged(*both) for both in zip(sentences, probs, strict=True)]
-
-    def _tagged(self, words: Sequence[str], probs: np.ndarray) -> Tagged:
-        tags = [self.labels[i] for i in probs.argmax(1).tolist()]
-        return Tagged(words, tags, probs.max(1).tolist())
-
-    def eval_defaults(self) -> dict[str, Any]:
-        """Return where the tags of the model's own data stood."""
-        return {"column": self.config["column"]} if self.config.get("column") else {}
-
-    def read_test(self, settings: Any) -> LabelData:
-        """Read the part that a model is judged on."""
-        return self.read_part(settings)
-
-    def outputs(self, data: Any, predictions: Predicted, settings: Any) -> list[dict[str, Any]]:
-        """Return the predicted tags of each sentence beside the right ones."""
-        tags = iter(self.labels[i] for i in predictions.probs.argmax(1).tolist())
-        rows = []
-        for words, right, _ in data[settings.part]:
-            predicted = [next(tags) for _ in words]
-            row = {"words": list(words), "tags": list(right), "prediction": predicted}
-            text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))
-            rows.append(row if settings.outputs.endswith(".jsonl") else {"prediction": text})
-        return rows
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the settings that a score depends on."""
-        return {"column": settings.column, **super().made_with(settings)}
-
-    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[Window]]:
-        """Return the words of a text that is looked at, and its windows."""
-        words = SPLITS[settings.words](given) if isinstance(given, str) else list(given)
-        if not words:
-            raise UsageError("there is nothing to look at in an empty text")
-        longest = settings.max_length or self.max_length
-        return words, list(sentence_windows(self.encoder, words, longest))
-
-    def question(self, given: str | Sequence[str], settings: Any, expected: Any = None) -> Question:
-        """Return the first window of a text with its tags and their log-probability."""
-        words, (window, *_) = self._looked_at(given, settings)
-        count = window.span.tag_to - window.span.tag_from
-
-        @torch.inference_mode()
-        def logprobs(copies: int) -> Tensor:
-            some = [window] * copies
-            texts = collate([window.row] * copies, self.tokenizer.pad, self.device)
-            places = word_places(some, texts.ids.shape[1], self.device)
-            logits = self.logits(self.model, LabelBatch(texts, places.starts, places))
-            return logits.double().log_softmax(-1).view(copies, count, -1)
-
-        chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
-        tokens = self.encoder.spelled(window.row)
-        return Question(
-            answer=" ".join(self.labels[n] for n in chosen),
-            logprobs=logprobs,
-            chosen=chosen,
-            names=self.labels,
-            places=words[:count],
-            tokens=tokens,
-            keys=text_keys(len(tokens)),
-            expected=chosen,
-        )
-
-    def explain(self, given: str | Sequence[str], settings: Any) -> Any:
-        """Tag a text and return a Picture of what each layer attended to in its first window."""
-        from regard.viewer.picture import Picture
-        from regard.viewer.text import candidate_steps, text_views
-
-        words, (window, *rest) = self._looked_at(given, settings)
-        with watch(self.model) as maps:
-            (probs,) = self._forward([window])
-        shown = self._tagged(words[: len(probs)], probs)
-        word_ids: list[int] = window.row.word_ids.tolist()
-        tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
-        steps = candidate_steps(
-            torch.from_numpy(probs), self.labels, candidates=settings.candidates
-        )
-        text = " ".join(words)
-        return Picture(
-            title=text,
-            views=text_views(maps, self.encoder.spelled(window.row), writes=tags),
-            steps=steps,
-            source=text,
-            output=str(shown),
-            note="the first of several windows" if rest else "",
-        )
+INPUTS = LabelledWords()
+TASK = Task(
+    name="tag",
+    holds="words and tags",
+    inputs=WORDS,
+    predictor=Tagger,
+    judge=LabelJudge(
+        lambda runner, settings: read_labelled(reader(settings), runner, settings),
+        lambda *about: {"column": about[-1].column, **made_with(*about)},
+        top=False,
+    ),
+    load_codec=load_codec,
+    objective=LabelObjective(INPUTS, TagTrain, sizes=SIZES, short=SHORT),
+    target="tags",
+    unit="words",
+    judged=TagEval,
+)

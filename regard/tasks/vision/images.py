@@ -18,17 +18,17 @@ from regard.metrics.outliers import Outliers
 from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.one_label import (
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import derived
+from regard.tasks.labels.classifier import classifier
+from regard.tasks.labels.judge import LabelJudge
+from regard.tasks.labels.objective import LabelledInputs, LabelObjective, spread
+from regard.tasks.labels.settings import (
     NoneTrain,
     OneLabelRun,
     OneLabelTrain,
     saved_labels_and_baselines,
 )
-from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import derived
-from regard.tasks.labels.classifier import classifier
-from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
 from regard.tasks.parts import Task
 from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
@@ -148,16 +148,16 @@ def read_test(runner: Runner[Any], settings: Any) -> ImageData:
     return read_images(runner, settings, classes=runner.codec.labels)
 
 
-def made_with(runner: Runner[Any], settings: Any) -> dict[str, Any]:
+def made_with(runner: Runner[Any], data: ImageData, settings: Any) -> dict[str, Any]:
     """Size of images, whether mirror images were used, and what a probe learnt from."""
     size = runner.codec.format_for(settings).size
     return {"size": size, "mirror": settings.mirror, **runner.config.get("probe", {})}
 
 
-class LabelledImages:
+class LabelledImages(LabelledInputs):
     """Images, of which labels are learnt."""
 
-    task, head, dynamic = "images", "head.", False
+    task, dynamic = "images", False
     baseline = "the nearest mean image"
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
@@ -178,13 +178,15 @@ class LabelledImages:
         use_share(data, settings.share)
         return data
 
-    def suit(self, settings: Any, values: Mapping[str, Any], data: ImageData) -> tuple[Any, None]:
-        """Settings as they are."""
-        return settings, None
-
-    def codec(self, data: ImageData, settings: Any, origin: Origin | None) -> ImageCodec:
+    def codec(
+        self, data: ImageData, settings: Any, learnt: Any, origin: Origin | None
+    ) -> ImageCodec:
         """Labels and format of the data."""
         return ImageCodec(with_statistics(data), data.classes)
+
+    def baseline_part(self, train: Images) -> Images:
+        """Some images, spread over all."""
+        return spread(train)
 
     def config(self, config: Any, codec: ImageCodec, origin: Origin | None) -> Any:
         """Config of the model for images of this size."""
@@ -192,14 +194,14 @@ class LabelledImages:
             return config
         return replace(config, channels=codec.format.channels, image=codec.format.size)
 
-    def batches(self, train: Images, runner: Runner[Any], settings: Any) -> ImageBatches:
+    def batches(self, data: ImageData, runner: Runner[Any], settings: Any) -> ImageBatches:
         """Batches of augmented images, with what a teacher says of them."""
         teacher = None
         if settings.teacher:
             other = Origin.load(settings.teacher)
             theirs = load_codec(other.folder, other.model, other.config)
             teacher = Teacher(other, theirs, runner.codec, settings.device)
-        return ImageBatches(train, settings, runner.codec, teacher)
+        return ImageBatches(data["train"], settings, runner.codec, teacher)
 
     def count(self, runner: Runner[Any], batch: Batch) -> tuple[int, int]:
         """Images, which the loss counts, and their tokens."""
@@ -207,20 +209,23 @@ class LabelledImages:
         height, width = runner.model.grid((size, size))
         return len(batch.images), len(batch.images) * height * width
 
-    def loss(self, model: Any, batch: Batch, settings: Any, weights: Tensor | None) -> Tensor:
+    def loss(
+        self, runner: Runner[Any], batch: Batch, settings: Any, weights: Tensor | None
+    ) -> Tensor:
         """Summed cross-entropy of the labels, and that of distillation."""
         if batch.theirs is None:
-            return soft_loss(model(batch.images), batch.targets, weights)
-        one, other = two_heads(model, batch.images)
+            return soft_loss(runner.model(batch.images), batch.targets, weights)
+        one, other = two_heads(runner.model, batch.images)
         share = settings.distil_weight
         taught = DISTILS[settings.distil](other, batch.theirs, settings.temperature)
         return (1 - share) * soft_loss(one, batch.targets, weights) + share * taught
 
-    def facts(self, settings: Any) -> dict[str, Any]:
-        """Hash of the teacher."""
-        if not settings.teacher:
-            return {}
-        return {"teacher": sha256(Path(settings.teacher) / "model.safetensors")}
+    def facts(self, data: ImageData, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+        """Number of images, and the hash of the teacher."""
+        facts: dict[str, Any] = {"images": len(data["train"])}
+        if settings.teacher:
+            facts["teacher"] = sha256(Path(settings.teacher) / "model.safetensors")
+        return facts
 
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
@@ -234,7 +239,7 @@ TASK = Task(
     holds="images and labels",
     inputs=IMAGE,
     predictor=classifier(RunImages(batch=256), ImageLookSettings),
-    judge=LabelJudge(read_test, made_with, probed),
+    judge=LabelJudge(read_test, made_with, subject=probed),
     load_codec=load_codec,
     objective=LabelObjective(
         LabelledImages(), TrainImages, sizes=SIZES, short=SHORT, published_sizes=True

@@ -150,13 +150,13 @@ class ImageCodec(MediaCodec):
 
         return in_groups(read, inputs, settings.batch)
 
-    def raws(self, part: Images) -> Tensor:
+    def raws(self, part: Images, settings: Any = None) -> Tensor:
         """Bytes (n, c, h, w) of the images of a part."""
         return part.read(np.arange(len(part)))
 
-    def arguments(self, raws: Any, device: Any) -> tuple[Tensor, ...]:
-        """Normalised images (n, c, h, w)."""
-        return (self.format.normalise(stacked(raws).to(device)),)
+    def logits(self, model: Any, raws: Any, settings: Any) -> Tensor:
+        """Logits (n, labels) of images."""
+        return model(self.format.normalise(stacked(raws).to(next(model.parameters()).device)))
 
     @torch.inference_mode()
     def probabilities(self, model: Any, raws: Any, settings: Any) -> np.ndarray:

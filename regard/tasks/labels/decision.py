@@ -1,0 +1,123 @@
+"""How probabilities of labels become an answer: one label, several of them, or a number."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import UsageError
+from regard.metrics.labels import one_hot
+from regard.tasks.frame.answers import Classified, Valued
+from regard.training.label_loss import LABEL_LOSSES, LabelLoss
+
+
+class Decision(Protocol):
+    """What is decided by the outputs of a classifier."""
+
+    loss: LabelLoss
+    several: bool  # whether an input may have more than one label, or none
+
+    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+        """Table (n, labels) of the labels that are given."""
+        ...
+
+    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+        """Answer for one input, by the probability of each label (labels,)."""
+        ...
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Log-probabilities (n, steps, classes) by logits (n, labels)."""
+        ...
+
+    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
+        """Classes (steps,) that the answer consists of, by probabilities (steps, classes)."""
+        ...
+
+    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
+        """Answer, names of the classes and of the steps of a Question."""
+        ...
+
+
+class OneLabel:
+    """The most probable label."""
+
+    loss, several = LABEL_LOSSES["single"], False
+
+    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+        """Table (n, labels) with the likeliest label of each row."""
+        return one_hot(probs.argmax(1), probs.shape[1])
+
+    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+        """The likeliest label."""
+        return Classified(labels, probs, [int(probs.argmax())], **about)
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Log-probabilities of one step, whose classes are the labels."""
+        return logits.double().log_softmax(-1).unsqueeze(1)
+
+    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
+        """The likeliest label."""
+        return probs.argmax(-1).tolist()
+
+    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
+        """The label is the one step."""
+        return {"answer": labels[chosen[0]], "names": labels, "places": ["label"]}
+
+
+class SeveralLabels:
+    """All labels above a threshold, the likeliest first."""
+
+    several = True
+
+    def __init__(self, loss: LabelLoss = LABEL_LOSSES["multi"]):
+        self.loss = loss
+
+    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+        """Table (n, labels) of those above the threshold."""
+        return probs >= settings.threshold
+
+    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+        """Those above the threshold, the likeliest first."""
+        order = np.argsort(-probs, kind="stable").tolist()
+        chosen = [i for i in order if probs[i] >= settings.threshold]
+        return Classified(labels, probs, chosen, True, **about)
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Log-probabilities of a step for each label, which is given or not."""
+        logits = logits.double()
+        return torch.stack([-logits, logits], -1).log_softmax(-1)
+
+    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
+        """Which labels are given."""
+        return (probs[:, 1] >= settings.threshold).long().tolist()
+
+    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
+        """Each label is a step."""
+        given = [label for label, yes in zip(labels, chosen, strict=True) if yes]
+        answer = ", ".join(given) or "no label"
+        return {"answer": answer, "names": ["no", "yes"], "places": labels}
+
+
+class Number:
+    """The single output itself."""
+
+    loss, several = LABEL_LOSSES["value"], False
+
+    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+        """Refuse: there is no label."""
+        raise UsageError("this model gives a number to an input, and no label")
+
+    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+        """The number."""
+        return Valued(float(probs[0]), **about)
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Refuse: a number has no probability."""
+        raise UsageError("this model gives a number, which has no probability to be changed")
+
+    question = named = logprobs  # type: ignore[assignment]
+
+
+ONE_LABEL, SEVERAL_LABELS, NUMBER = OneLabel(), SeveralLabels(), Number()
