@@ -1,10 +1,10 @@
-# make demo | test | check | docs: each sets up .venv first if it is missing or out of date.
+# make demo | test | check | docs | wheel: each sets up .venv first if it is missing or out of date.
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.regard-ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check docs setup
+.PHONY: demo test check docs wheel setup
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -28,6 +28,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# with its kernels, into dist/
+wheel: $(READY)
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 docs: $(READY)
 	$(BIN)/python docs/reference.py

@@ -41,7 +41,7 @@ def try_bilateral(
     position: float,
 ) -> Float[Tensor, "n c h w"] | None:
     """Filter by the weights exp(content * |difference|^2 + position * distance^2), or None."""
-    made = native.library() if _can(image, guide) else None
+    made = native.plain() if _can(image, guide) else None
     if made is None:
         return None
     image, guide = image.contiguous(), guide.expand(len(image), -1, -1, -1).contiguous()
@@ -58,7 +58,7 @@ def try_nonlocal_means(
     image: Float[Tensor, "n c h w"], radius: int, patch: int, content: float, noise: float
 ) -> Float[Tensor, "n c h w"] | None:
     """Filter by exp(min(0, content * squared difference of patches + noise)), or None."""
-    made = native.library() if _can(image) else None
+    made = native.plain() if _can(image) else None
     if made is None:
         return None
     out = torch.empty_like(image, memory_format=torch.contiguous_format)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.native.build import Status, library, status
+from regard.native.build import Status, library, plain, status
 from regard.native.torch_private import traced
 
 __all__ = ["Scope", "Status", "adamw", "fast", "kernels", "l2_norm", "library"]
-__all__ += ["argmax", "scope", "status"]
+__all__ += ["argmax", "plain", "scope", "status"]
 
 # tensors without behaviour of their own
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 
 from regard.errors import UsageError
 from regard.files import alone, cache_folder, make_folder, replacing, sha256, write_atomically
+from regard.native import ready
 from regard.native.processor import cpu_description
 
 SOURCE_FOLDER = Path(__file__).resolve().parent
@@ -42,6 +44,7 @@ SIGNATURES = {
     "regard_engine_new": "pp>p",
     "regard_engine_free": "p",
     "regard_translate": "pp>l",
+    "regard_try": ">l",
     "regard_bilateral": "p>l",
     "regard_nonlocal_means": "p>l",
     "regard_decode": "ppppppppppp",
@@ -55,6 +58,8 @@ SIGNATURES = {
     "regard_block": "pppppppp",
     "regard_block_back": "ppppppppppl",
 }
+# those that need nothing of PyTorch
+PLAIN = tuple(SIGNATURES)[: list(SIGNATURES).index("regard_nonlocal_means") + 1]
 C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 _one_at_a_time = Lock()
 
@@ -65,9 +70,12 @@ class Status:
 
     enabled: bool
     reason: str = ""
+    ready: bool = False  # those of decoding and filters came with the package
 
     def __str__(self) -> str:
         off = f"off, PyTorch computes instead: {self.reason}"
+        if self.ready:
+            off = f"on for decoding and filters; PyTorch computes the rest: {self.reason}"
         return f"C kernels: {'on' if self.enabled else off}"
 
 
@@ -81,7 +89,28 @@ def status() -> Status:
     """Status of the kernels: usable, or the reason why not; compiles them if need be."""
     with _one_at_a_time:
         made, reason = load()
-    return Status(made is not None, reason)
+    return Status(made is not None, reason, plain() is not made)
+
+
+def plain() -> ctypes.CDLL | None:
+    """Kernels in plain C, of decoding and filters: those that came with the package, or `library`.
+
+    Where others were compiled that fail, these are still there.
+    """
+    return brought() or library()
+
+
+@cache
+def brought() -> ctypes.CDLL | None:
+    """The kernels that came with the package, if they work on this processor."""
+    if switched_off():
+        return None
+    try:
+        make_folder(cache_folder())
+        found = ready.chosen(ready.READY, cache_folder())
+        return None if found is None else _typed(ready.load(found), PLAIN)
+    except (OSError, AttributeError):
+        return None
 
 
 @cache
@@ -101,11 +130,17 @@ def load() -> tuple[ctypes.CDLL | None, str]:
 
 def unavailable() -> str:
     """Why kernels are not even tried here: switched off, another system, no compiler; else ""."""
-    if os.environ.get("REGARD_NATIVE", "1") in ("0", ""):
-        return f"REGARD_NATIVE={os.environ['REGARD_NATIVE']} switches them off"
+    if why := switched_off():
+        return why
     if not sys.platform.startswith("linux"):
         return f"they are made for Linux, and this is {sys.platform}"
     return "" if _compiler() else f"there is no C compiler ({', '.join(COMPILERS)}); install one"
+
+
+def switched_off() -> str:
+    """The words that kernels are switched off by, else ""."""
+    told = os.environ.get("REGARD_NATIVE", "1")
+    return f"REGARD_NATIVE={told} switches them off" if told in ("0", "") else ""
 
 
 def _compiler() -> str | None:
@@ -118,8 +153,14 @@ def _linked() -> ctypes.CDLL:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
-    for name, takes in SIGNATURES.items():
-        kernel, (takes, _, gives) = getattr(made, name), takes.partition(">")
+    return _typed(made, SIGNATURES)
+
+
+def _typed(made: ctypes.CDLL, names: Iterable[str]) -> ctypes.CDLL:
+    """A library whose kernels know what they take and return."""
+    for name in names:
+        takes, _, gives = SIGNATURES[name].partition(">")
+        kernel = getattr(made, name)
         kernel.argtypes, kernel.restype = [C_TYPES[one] for one in takes], C_TYPES.get(gives)
     return made
 

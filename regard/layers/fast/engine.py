@@ -86,7 +86,7 @@ class Engine:
     """The packed weights of a model, as long as the model is what they were packed from."""
 
     def __init__(self, model: nn.Module, parts: Parts, never: Sequence[int], dtype: torch.dtype):
-        self.library = cast(ctypes.CDLL, native.kernels(model))
+        self.library = cast(ctypes.CDLL, native.plain())
         self.fingerprint, self.parts, self.never = Fingerprint([model]), parts, tuple(never)
         self.dtype = dtype
         self.blocks = _blocks(parts)
@@ -280,7 +280,7 @@ def _off(model: nn.Module, known: Any) -> str:
         return "its products are asked for in bfloat16"
     if traced():
         return "every operation must be seen by a compiler or a mode of PyTorch"
-    if native.library() is None:
+    if native.plain() is None:
         return native.status().reason
     same = unpatched() and unchanged_functions(known) and unchanged_functions(_FUNCTIONS)
     return "" if same else "a function of its classes or of PyTorch was replaced"

@@ -1,0 +1,31 @@
+"""Kernels for the wheel: compiled where there is a compiler for x86-64 Linux, else it has none."""
+
+import importlib.util
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Adds a library for each level of processors, and the tag of where they run."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, unless the package is installed to be worked on."""
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        known = sys.platform == "linux" and platform.machine() == "x86_64"
+        if version == "editable" or compiler is None or not known:
+            return
+        root = Path(self.root)
+        spec = importlib.util.spec_from_file_location("ready", root / "regard/native/ready.py")
+        assert spec is not None and spec.loader is not None
+        ready = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(ready)
+        made = ready.build(compiler, root / "build" / "ready")
+        for library in made:
+            build_data["force_include"][str(library)] = f"regard/native/ready/{library.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{ready.platform_tag(made)}"

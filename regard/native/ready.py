@@ -1,0 +1,94 @@
+"""Kernels that a wheel brings along: plain C, with no symbol of PyTorch, its matrices or OpenMP.
+
+Each level of processors has a library. The best that the processor announces is used, once a child
+process has computed with it. This imports the standard library only: wheels are built without
+PyTorch.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+READY = HERE / "ready"
+SOURCES = ("translate.c", "filters.c")
+FLAGS = ["-O3", "-mprefer-vector-width=512", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd"]
+FLAGS += ["-fPIC", "-shared"]
+V3 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+# name -> what the processor must announce, and what the compiler is told; the best come first
+LEVELS: dict[str, tuple[set[str], list[str]]] = {
+    "v4-vnni": (V4 | {"avx512_vnni"}, ["-march=x86-64-v4", "-mavx512vnni"]),
+    "v4": (V4, ["-march=x86-64-v4"]),
+    "v3": (V3, ["-march=x86-64-v3"]),
+}
+TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).regard_try() != 1)"
+TIMEOUT = 60
+
+
+def build(compiler: str, folder: Path) -> list[Path]:
+    """Compile a library for each level of x86-64 into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [str(HERE / name) for name in SOURCES]
+    made = []
+    for level, (_, told) in LEVELS.items():
+        made.append(folder / f"x86_64-{level}.so")
+        words = [*FLAGS, *told, *sources, "-lm", "-lpthread", "-s", "-o", str(made[-1])]
+        subprocess.run([compiler, *words], check=True, timeout=10 * TIMEOUT)
+    return made
+
+
+def platform_tag(libraries: list[Path]) -> str:
+    """The tag of a wheel, by the newest version of glibc that libraries ask for."""
+    asked = [re.findall(rb"GLIBC_2\.(\d+)", one.read_bytes()) for one in libraries]
+    return f"manylinux_2_{max(int(n) for some in asked for n in some)}_x86_64"
+
+
+@cache
+def chosen(place: Path = READY, tried: Path | None = None) -> Path | None:
+    """The library of a folder for this processor, once it was tried; None if there is none.
+
+    That it works is remembered in the folder `tried`, if it can be written to.
+    """
+    if not place.is_dir() or platform.machine() != "x86_64":
+        return None
+    try:
+        info = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return None
+    flags = next((line for line in info.splitlines() if line.startswith("flags")), "").split()
+    for level, (needed, _) in LEVELS.items():
+        made = place / f"x86_64-{level}.so"
+        if needed <= set(flags) and made.is_file() and _works(made, info, tried):
+            return made
+    return None
+
+
+def _works(library: Path, info: str, tried: Path | None) -> bool:
+    """True if a child process computes with a library what it should, now or earlier."""
+    about = [line for line in info.splitlines() if line.startswith(("model", "flags"))]
+    key = hashlib.blake2b(library.read_bytes() + repr(about).encode(), digest_size=12).hexdigest()
+    noted = None if tried is None else tried / f"ready-{key}"
+    if noted is not None and noted.exists():
+        return True
+    words = [sys.executable, "-I", "-S", "-c", TRIAL, str(library)]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    if done.returncode == 0 and noted is not None:
+        with suppress(OSError):  # it is tried again the next time
+            noted.touch()
+    return done.returncode == 0
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A library as part of this process, its names for itself."""
+    return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
