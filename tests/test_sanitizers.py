@@ -15,7 +15,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 TESTS = {
-    "test_native.py": "not compiler and not compiled and not loaded_later",  # processes of their own
+    # but for those that start processes of their own
+    "test_native.py": "not compiler and not compiled and not loaded_later",
     "test_kernel_autograd.py": "finite or unpacked or behind",
     "test_kernel_fuzz.py": "nothing or take_what or written",
     "test_engine.py": "test",
