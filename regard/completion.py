@@ -154,7 +154,7 @@ def table() -> Table:
         names = verb.known_names() if verb.names else {}
         found[verb.name] = tuple(names)
         found[f"{verb.name} {ANY}"] = tuple(candidates(verb, None))
-        if verb.listing or (verb.settings and not isinstance(resolve(verb.settings), type)):
+        if verb.settings and not isinstance(resolve(verb.settings), type):
             tasks = TASKS if verb.takes_model else {}  # that of a folder
             found |= {
                 f"{verb.name} {name}": tuple(candidates(verb, name)) for name in {**names, **tasks}
