@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
-    from regard.tasks.vision.caption import WriteCaptions
+    from regard.tasks.vision.captioning import Caption
     from regard.tasks.vision.denoise import Denoise
     from regard.tasks.vision.pretrain import Pretrain
     from regard.viewer.drawing import Drawing
@@ -170,7 +170,7 @@ def load(
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
-) -> "WriteCaptions": ...
+) -> "Runner[Caption]": ...
 @overload
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]

@@ -35,7 +35,7 @@ from regard.models.mvit import MViTConfig
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
-from regard.tasks.vision.caption import WriteCaptions
+from regard.tasks.vision.caption import CAPTION, CaptionObjective
 from regard.tasks.vision.captioning import Batch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
 
@@ -488,25 +488,24 @@ def test_photos_are_captioned_one_for_one(run: Path, photos: Path, capsys, monke
 
 def test_a_batch_sees_each_photo_once_and_is_always_the_same(photos: Path, home: Path):
     seen, batches = [], []
-    plain, made = WriteCaptions.loss, WriteCaptions.batches
+    made = CaptionObjective.lesson
 
-    def looking(self, batch, settings):
-        encoder = self.model.encoder
-        features = encoder.features
-        encoder.features = lambda x: (seen.append(len(x)), features(x))[1]
-        try:
-            return plain(self, batch, settings)
-        finally:
-            del encoder.features
+    def keeping(self, runner, data, settings):
+        lesson, encoder = made(self, runner, data, settings), runner.model.encoder
+        batches.append([lesson.batches[n] for n in (0, 5, 0)])
 
-    def keeping(self, data, settings):
-        feed = made(self, data, settings)
-        batches.append([feed[n] for n in (0, 5, 0)])
-        return feed
+        def looking(batch):
+            features = encoder.features
+            encoder.features = lambda x: (seen.append(len(x)), features(x))[1]
+            try:
+                return lesson.loss(batch)
+            finally:
+                del encoder.features
+
+        return replace(lesson, loss=looking)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WriteCaptions, "loss", looking)
-        patch.setattr(WriteCaptions, "batches", keeping)
+        patch.setattr(CaptionObjective, "lesson", keeping)
         train(photos, home / "once", steps=2, valid_every=2, valid_images=0)
     first, other, again = batches[0]
     assert torch.equal(first.images, again.images) and torch.equal(first.inputs, again.inputs)
@@ -519,19 +518,20 @@ def test_a_batch_sees_each_photo_once_and_is_always_the_same(photos: Path, home:
 
 
 def test_a_photo_with_a_left_and_a_right_is_never_mirrored(photos: Path, home: Path):
-    found, made = [], WriteCaptions.batches
+    found, made = [], CaptionObjective.lesson
 
-    def keeping(self, data, settings):
-        feed: CaptionBatches = made(self, data, settings)
+    def keeping(self, runner, data, settings):
+        lesson = made(self, runner, data, settings)
+        feed: CaptionBatches = lesson.batches
         for n in range(6):
             picked, batch = feed.pick(n), feed[n]
             plain = feed.format.normalise(feed.train.read(picked))
             same = (batch.images == plain).flatten(1).all(1)
             found.extend(zip(feed.sided[picked].tolist(), same.tolist(), strict=True))
-        return feed
+        return lesson
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WriteCaptions, "batches", keeping)
+        patch.setattr(CaptionObjective, "lesson", keeping)
         train(photos, home / "sides", steps=1, valid_every=1, valid_images=0)
     assert all(same for sided, same in found if sided)
     assert 0.2 < np.mean([same for sided, same in found if not sided]) < 0.8
@@ -602,10 +602,10 @@ def test_where_each_word_looked_is_drawn_and_true(run: Path, photos: Path, tmp_p
     assert len(picture.steps) >= len(words) and picture.photo.shape == (24, 24, 3)
     # the weights of a word are the mean over its pieces of one pass over the finished caption
     pixels = torch.tensor(describer.format.read(name))[None]
-    ids = describer.tokenizer.encode(picture.output)
-    maps, _ = describer.maps(describer.format.normalise(pixels), ids)
+    ids = describer.codec.tokenizer.encode(picture.output)
+    maps, _ = describer.predictor.maps(describer.format.normalise(pixels), ids)
     weights = maps["decoder.blocks.0.cross"].weights()[0]
-    pieces = describer.tokenizer.pieces(ids)
+    pieces = describer.codec.tokenizer.pieces(ids)
     first = [n for n, piece in enumerate(pieces) if piece.startswith("▁")]
     spans = zip(first, [*first[1:], len(pieces)], strict=True)
     for word, (start, end) in enumerate(spans):
@@ -654,7 +654,7 @@ def test_mistakes_are_told_in_one_line(photos: Path, run: Path, settings: dict, 
     if "init" in settings:
         settings = {**settings, "init": str(run)}
     with pytest.raises(UsageError, match=told):
-        WriteCaptions.resolve({"data": str(photos), **settings})
+        CAPTION.resolve({"data": str(photos), **settings})
 
 
 def test_data_without_captions_are_refused(run: Path, photos: Path, tmp_path: Path, capsys):
@@ -699,4 +699,4 @@ def test_flickr8k_has_five_captions_of_each_photo(real_data: Path):
 def test_a_describer_refuses_a_model_of_another_family(tmp_path: Path):
     other = family("vit")[1](VIT)
     with pytest.raises(UsageError, match="expected captioner"):
-        WriteCaptions.load(tmp_path, other, {"image": vars(ImageFormat(12, 3))})
+        CAPTION.load(tmp_path, other, {"image": vars(ImageFormat(12, 3))})

@@ -82,7 +82,7 @@ TASKS: dict[str, Entry] = {
     ),
     "caption": Entry(
         "regard.tasks.vision.caption",
-        "WriteCaptions",
+        "CAPTION",
         (
             "regard train caption data=flickr8k init=runs/encoder minutes=60 out=runs/captions",
             "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",

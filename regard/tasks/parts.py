@@ -203,6 +203,20 @@ class Objective:
         """Config of a family before the user's keys: of the model to start from, or of the size."""
         return usual_shape(name, values, origin)
 
+    def resolve(self, task: "Task", values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Settings of a training, completed from what a user gave."""
+        name = task.family_of(values, origin)
+        known = "family" in self.Settings.__dataclass_fields__
+        settings = resolve_train(
+            with_parts(self.Settings, model=family(name)[0]),
+            {**values, "family": name} if known else values,
+            config=self.shape(task, name, values, origin),
+            sizes=task.size_rows(values),
+            short=self.short,
+            holds=task.holds,
+        )
+        return self.check(settings, values, origin)
+
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal of those that do not."""
         return settings
@@ -505,24 +519,12 @@ class Task:
 
     def resolve(self, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
         """Settings of a training, completed from what a user gave."""
-        objective = self.learning
-        origin = origin or self.origin_of(values)
-        name = self.family_of(values, origin)
-        kind = with_parts(self.Train, model=family(name)[0])
-        given = dict(values)
-        if "family" in self.Train.__dataclass_fields__:
-            given["family"] = name
-        settings = resolve_train(
-            kind,
-            given,
-            config=objective.shape(self, name, values, origin),
-            sizes={size_of(values): self.sizes["big"], **self.sizes}
-            if objective.published_sizes
-            else self.sizes,
-            short=self.short,
-            holds=self.holds,
-        )
-        return objective.check(settings, values, origin)
+        return self.learning.resolve(self, values, origin or self.origin_of(values))
+
+    def size_rows(self, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """What each size means for training; a published one is trained as a big one."""
+        published = self.learning.published_sizes
+        return {size_of(values): self.sizes["big"], **self.sizes} if published else self.sizes
 
     def train(
         self, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,22 +11,23 @@ from torch import Tensor
 
 from regard.data.augment import augments
 from regard.data.captions import CaptionData
-from regard.data.images import ImageData
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores
+from regard.modalities.image import IMAGE
 from regard.models import family, preset, serving, task_changes
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.tune import let_learn
-from regard.tasks.vision.caption_writer import CaptionWriter
+from regard.tasks.parts import Learnt, Lesson, Objective, Task, usual_shape
+from regard.tasks.runner import Runner
+from regard.tasks.vision.caption_writer import CaptionJudge, CaptionWriter, load_codec
 from regard.tasks.vision.captioning import (
     FAMILY,
     Batch,
     CaptionBatches,
     EvalCaption,
-    LookCaption,
     RunCaption,
     TrainCaption,
     caption_loss,
@@ -36,6 +37,7 @@ from regard.tasks.vision.photos import (
     SHORT,
     ImageCodec,
     captioned,
+    training_images,
     use_share,
     with_statistics,
 )
@@ -43,16 +45,16 @@ from regard.tasks.vision.photos import (
 CaptionerConfig, Captioner = family(FAMILY)
 # kind of decoder -> the preset of the family that has it
 DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
+GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
-class WriteCaptions(CaptionWriter):
-    """Write what is on an image, word by word."""
+class CaptionObjective(Objective):
+    """Learns captions of images by cross-entropy."""
 
-    name, holds, target, dynamic = "caption", "photos and captions", "text", True
-    Train, Run, Eval, Look = TrainCaption, RunCaption, EvalCaption, LookCaption
-    generation = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = TrainCaption
+    published_sizes = True
+    sizes = {
         "tiny": {"lr": 0.001, "steps": 4000},
         "small": {"lr": 0.0007, "steps": 10_000},
         "base": {"lr": 0.0005, "steps": 20_000},
@@ -73,43 +75,38 @@ class WriteCaptions(CaptionWriter):
         "normalise": "decoder.cell.normalise",
     }
 
-    # Training
-
-    @classmethod
-    def families(cls) -> tuple[str, ...]:
-        """Return the families of encoders."""
+    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Families of encoders."""
         return serving("images")
 
-    @classmethod
-    def resolve(cls, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
-        """Complete what a user gave to the settings of a training.
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> Any:
+        """Settings of a training, completed from what a user gave.
 
         `init` is a captioner, or an encoder on which a new decoder is put.
         """
-        origin = origin or cls.origin_of(values)
         size = size_of(values)
         keys = ("decoder", "decoder.kind")
         kind = next((str(values[key]) for key in keys if key in values), "transformer")
         like = lookup("decoder", kind, DECODERS)
-        decoder = preset(FAMILY, size if size in cls.sizes else "big", like).decoder
+        decoder = preset(FAMILY, size if size in self.sizes else "big", like).decoder
         if origin is not None and origin.family == FAMILY:
             encoder = origin.model.config.encoder
             name, model, decoder = encoder.family, encoder.config, origin.model.config.decoder
         else:
-            name = cls.family_of(values, origin)
+            name = task.family_of(values, origin)
             changes = task_changes(name, "pretrain")
-            model = replace(cls.shape(name, values, origin), **changes)
-        sizes = {key: {**row, "decoder": decoder} for key, row in cls.size_table(values).items()}
+            model = replace(usual_shape(name, values, origin), **changes)
+        sizes = {key: {**row, "decoder": decoder} for key, row in task.size_rows(values).items()}
         given = {**values, "family": name}
         if origin is not None and origin.family != FAMILY:  # most is new, and learns like it
             given = {"lr": sizes[size]["lr"], **given}
         settings = resolve_train(
-            with_parts(cls.Train, model=family(name)[0]),
+            with_parts(self.Settings, model=family(name)[0]),
             given,
             config=model,
             sizes=sizes,
-            short=cls.short,
-            holds=cls.holds,
+            short=self.short,
+            holds=task.holds,
         )
         augments(settings.augment)
         cell = settings.decoder.cell
@@ -123,16 +120,15 @@ class WriteCaptions(CaptionWriter):
             raise UsageError(f"tune={settings.tune} with blind=true, which has no encoder to keep")
         return settings
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> CaptionData:
-        """Read images and captions."""
-        data: ImageData = cls.load_images(settings, origin, labelled=False)
+    def read(self, settings: Any, origin: Origin | None) -> CaptionData:
+        """Images and captions."""
+        published = settings.size not in self.sizes
+        data = training_images(settings, origin, published, labelled=False)
         use_share(data, settings.share)
         return captioned(data, settings)
 
-    @classmethod
-    def make_codec(cls, data: CaptionData, settings: Any, learnt: Any, origin: Any) -> ImageCodec:
-        """Take the format of the images, and learn the tokenizer of their captions."""
+    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> ImageCodec:
+        """The format of the images, and the tokenizer of their captions."""
         texts = [tidy(text, settings.lowercase) for some in data.captions["train"] for text in some]
         tokenizer = learnt(
             lambda: train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces),
@@ -141,9 +137,8 @@ class WriteCaptions(CaptionWriter):
         more = {"lowercase": settings.lowercase}
         return ImageCodec(with_statistics(data), tokenizer=tokenizer, more=more)
 
-    @classmethod
-    def make_model(cls, data: CaptionData, codec: ImageCodec, settings: Any, origin: Any) -> Any:
-        """Build the encoder and the decoder; what is in init keeps its weights."""
+    def model(self, data: Any, codec: ImageCodec, settings: Any, origin: Origin | None) -> Any:
+        """Encoder and decoder; what is in init keeps its weights."""
         whole = origin is not None and origin.family == FAMILY
         encoder, decoder = settings.model, settings.decoder
         if origin is None:
@@ -168,58 +163,67 @@ class WriteCaptions(CaptionWriter):
         let_learn(model, settings, NEW)
         return FAMILY, model
 
-    def batches(self, data: CaptionData, settings: Any) -> CaptionBatches:
-        """Return batches of images with some captions each."""
-        captions = data.captions
-        self.generation = {**self.generation, "max_length": settings.max_length}
-        self.valid_rows = self.rows(captions["valid"], settings.max_length)
-        train, texts = data["train"], captions["train"]
-        rows = self.rows(texts, settings.max_length)
-        return CaptionBatches(train, texts, rows, settings, self.format, self.tokenizer)
-
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the tokens of the captions, which the loss counts and which were read."""
-        return batch.tokens, batch.tokens
-
-    def lr_scales(self, settings: Any) -> dict[str, float]:
-        """Return the learning-rate factor of the encoder."""
-        return {"encoder.": settings.encoder_rate}
-
-    def loss(self, batch: Batch, settings: Any) -> Tensor:
-        """Return the summed cross-entropy of the captions, and what attention is to learn."""
+    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+        """Batches of images with some captions each, and the cross-entropy of these."""
+        writer: CaptionWriter = runner.predictor
+        model, captions, valid = runner.model, data.captions, data["valid"]
+        train, valid_rows = captions["train"], writer.rows(captions["valid"], settings.max_length)
         decoder, penalty = settings.decoder, settings.doubly_stochastic
         hard = decoder.kind == "recurrent" and decoder.cell.normalise == "sample"
-        tape = self.model.attention_tape() if hard or penalty else None
-        return caption_loss(self.model, batch, settings.label_smoothing, tape, penalty)
+        decoded = min(settings.valid_images, len(valid))
 
-    def decodes(self, data: CaptionData, settings: Any) -> int:
-        """Return how many images a validation captions."""
-        return min(settings.valid_images, len(data["valid"]))
+        def loss(batch: Batch) -> Tensor:
+            tape = model.attention_tape() if hard or penalty else None
+            return caption_loss(model, batch, settings.label_smoothing, tape, penalty)
 
-    def validate(self, data: CaptionData, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return the loss a token, and BLEU-4 and CIDEr of greedy captions."""
-        captions, valid = data.captions["valid"], data["valid"]
-        used = math.ceil(share * len(valid))
-        some = valid if share == 1 else valid.pick(np.arange(used))
-        losses, tokens = self._losses(some, self.valid_rows[:used])
-        scores = {"loss": float(losses.sum() / tokens.sum())}
-        scores["better"] = -scores["loss"]
-        count = math.ceil(share * self.decodes(data, settings))
-        if count:
-            greedy = RunCaption(beam=1, max_length=settings.max_length)
-            with self.using(greedy):
-                outputs = self.caption_part(valid.pick(np.arange(count)), greedy)
-            judged = {s.name: s.value for s in caption_scores(outputs, captions[:count])}
-            scores |= {"bleu": judged["BLEU-4"], "cider": judged["CIDEr-D"]}
-            scores["better"] = scores["bleu"]
-        return scores
+        def validate(share: float) -> dict[str, float]:
+            """Loss a token, and BLEU-4 and CIDEr of greedy captions."""
+            used = math.ceil(share * len(valid))
+            some = valid if share == 1 else valid.pick(np.arange(used))
+            losses, tokens = writer.losses(some, valid_rows[:used])
+            scores = {"loss": float(losses.sum() / tokens.sum())}
+            scores["better"] = -scores["loss"]
+            if count := math.ceil(share * decoded):
+                greedy = RunCaption(beam=1, max_length=settings.max_length)
+                with runner.using(greedy):
+                    outputs = writer.caption_part(valid.pick(np.arange(count)), greedy)
+                judged = {
+                    s.name: s.value for s in caption_scores(outputs, captions["valid"][:count])
+                }
+                scores |= {"bleu": judged["BLEU-4"], "cider": judged["CIDEr-D"]}
+                scores["better"] = scores["bleu"]
+            return scores
 
-    def title(self, data: CaptionData, settings: Any) -> str:
-        """Return what the model card says that the model is."""
-        encoder = "blind" if settings.blind else settings.family
-        return f"Captions of images ({encoder}, {settings.decoder.kind})"
+        return Lesson(
+            batches=CaptionBatches(
+                data["train"],
+                train,
+                writer.rows(train, settings.max_length),
+                settings,
+                runner.format,
+                writer.tokenizer,
+            ),
+            count=lambda batch: (batch.tokens, batch.tokens),
+            loss=loss,
+            validate=validate,
+            title=f"Captions of images ({'blind' if settings.blind else settings.family}, "
+            f"{decoder.kind})",
+            facts={"images": len(data["train"]), "captions": sum(map(len, train))},
+            decoded=decoded,
+            lr_scales={"encoder.": settings.encoder_rate},
+            generation={**GENERATION, "max_length": settings.max_length},
+        )
 
-    def facts(self, data: CaptionData, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        count = sum(map(len, data.captions["train"]))
-        return {"images": len(data["train"]), "captions": count}
+
+CAPTION = Task(
+    name="caption",
+    holds="photos and captions",
+    inputs=IMAGE,
+    target="text",
+    unit="images",
+    objective=CaptionObjective(),
+    predictor=CaptionWriter,
+    judge=CaptionJudge(),
+    judged=EvalCaption,
+    load_codec=load_codec,
+)

@@ -1,6 +1,7 @@
 """Captions by a trained model: running, judging and looking."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +23,45 @@ from regard.metrics.captions import caption_scores, compare_captions
 from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.settings import fill
+from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.task import Judged
+from regard.tasks.labels.classifier import noted
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System
+from regard.tasks.runner import Runner
 from regard.tasks.vision.captioning import (
     Caption,
+    EvalCaption,
+    LookCaption,
     RunCaption,
     caption_losses,
     encode_captions,
     loss_scores,
     tidy,
 )
-from regard.tasks.vision.photos import (
-    ImageCodec,
-    ImageTask,
-    format_of,
-    photo_of,
-)
+from regard.tasks.vision.photos import ImageCodec, format_of, photo_of, read_images, stacked
+from regard.viewer.picture import Picture
 
 
-class CaptionWriter(ImageTask[Caption]):
-    """A model that writes what is on an image, word by word."""
+class CaptionWriter(Predictor[Caption]):
+    """Writes what is on an image, word by word."""
 
-    def __init__(
-        self, model: nn.Module, codec: ImageCodec, config: Mapping[str, Any] | None = None
-    ):
+    Settings = RunCaption
+    Look = LookCaption
+
+    def __init__(self, model: nn.Module, codec: ImageCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         assert codec.tokenizer is not None
         self.tokenizer = codec.tokenizer
         spare = range(self.tokenizer.vocab, self.model.head.out_features)
         self.forbidden = [*self.tokenizer.never, *spare]  # tokens that no caption has
-
-    @property
-    def lowercase(self) -> bool:
-        """Tell whether captions are written in lower case."""
-        return self.config.get("lowercase") is True
+        self.lowercase = config.get("lowercase") is True  # whether captions are
 
     def rows(self, captions: Sequence[Sequence[str]], longest: int) -> list[list[np.ndarray]]:
-        """Cut the captions of each image into ids, at most so many."""
+        """Ids of the captions of each image, at most so many."""
         return encode_captions(captions, self.tokenizer, longest, self.lowercase)
 
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
-        """Read the format of images and the tokenizer."""
-        if not hasattr(model.config, "sight"):
-            raise UsageError(
-                f"{folder / 'config.json'}: a model of another family; expected captioner"
-            )
-        tokenizer, vocab = load_tokenizer(folder), model.config.decoder.vocab
-        if tokenizer.vocab > vocab:
-            raise UsageError(
-                f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {vocab}"
-            )
-        return ImageCodec(format_of(folder, model, config), tokenizer=tokenizer)
-
-    def check_run(self, settings: Any) -> Any:
+    def check(self, settings: Any) -> Any:
         """Refuse options of decoding that contradict each other or the model."""
         if isinstance(settings, Decoding):
             settings.check()
@@ -85,11 +71,23 @@ class CaptionWriter(ImageTask[Caption]):
                     f"max_length={settings.max_length} is more than the "
                     f"{self.model.config.max_length} pieces that the model was made for"
                 )
-        return super().check_run(settings)
+        return settings
+
+    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+        """Caption images batch by batch; one that cannot be read is told of."""
+        answers: list[Any] = []
+        for group, notes in self.codec.groups(inputs, settings):
+            line = first + len(answers)
+            lines = [line + n for n, raw in enumerate(group) if not isinstance(raw, str)]
+            good = [raw for raw in group if not isinstance(raw, str)]
+            rows = iter(self.answer_pixels(stacked(good), settings, lines) if good else [])
+            some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
+            answers += noted(some, notes, IMAGE)
+        return answers
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Caption]:
         """Caption bytes (n, c, h, w); lines are their numbers for random draws."""
-        images = self.format.normalise(pixels.to(self.device))
+        images = self.codec.format.normalise(pixels.to(self.device))
         return [self._caption(some) for some in self.write(images, settings, lines)]
 
     def write(
@@ -113,7 +111,7 @@ class CaptionWriter(ImageTask[Caption]):
         return captions[0]
 
     def caption_part(self, images: Images, settings: Any) -> list[str]:
-        """Return the best caption of each image of a part."""
+        """The best caption of each image of a part."""
         rows = np.split(np.arange(len(images)), range(settings.batch, len(images), settings.batch))
         return [
             str(caption)
@@ -121,61 +119,29 @@ class CaptionWriter(ImageTask[Caption]):
             for caption in self.answer_pixels(images.read(some), settings, some.tolist())
         ]
 
-    def _losses(self, images: Images, rows: Any, **more: Any) -> tuple[np.ndarray, np.ndarray]:
-        return caption_losses(self.model, images, rows, self.format, self.tokenizer, **more)
-
-    # Judging
-
-    def read_test(self, settings: Any) -> CaptionData:
-        """Read images as this model takes them, and their captions."""
-        data = self.load_test(settings, labelled=False)
-        return with_captions(data, {settings.part: all_captions_of(data[settings.part], settings)})
-
-    def predict_examples(self, data: CaptionData, settings: Any) -> list[str]:
-        """Caption each image."""
-        return self.caption_part(data[settings.part], settings)
-
-    def predictions_of(self, other: Any, data: CaptionData, settings: Any) -> list[str]:
-        """Return the captions of another model, which reads the images in its own format."""
-        return super().predictions_of(other, other.read_test(settings), settings)
-
-    def judge(self, data: CaptionData, predictions: list[str], settings: Any) -> Judged:
-        """Return BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
-        images, captions = data[settings.part], data.captions[settings.part]
-        scores = caption_scores(predictions, captions, settings.tokenise, settings.lowercase)
-        rows = self.rows(captions, self.model.config.max_length - 1)
-        return Judged([*scores, *loss_scores(self._losses, images, rows, settings)], len(images))
-
-    def compare(self, data: CaptionData, ours: Any, theirs: Any, settings: Any) -> Any:
-        """Compare captions by a paired bootstrap."""
-        return compare_captions(ours, theirs, data.captions[settings.part], settings)
-
-    def outputs(
-        self, data: CaptionData, predictions: list[str], settings: Any
-    ) -> list[dict[str, Any]]:
-        """Return each image with its captions and what was written."""
-        rows = zip(range(len(predictions)), data.captions[settings.part], predictions, strict=True)
-        where = data[settings.part].where
-        return [{"image": where(i), "captions": c, "prediction": o} for i, c, o in rows]
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return how captions were written."""
-        return {name: getattr(settings, name) for name in RunCaption.__dataclass_fields__}
+    def losses(self, images: Images, rows: Any, **more: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Summed loss of the captions of each image in nats, and their tokens."""
+        return caption_losses(self.model, images, rows, self.codec.format, self.tokenizer, **more)
 
     # Looking
 
     @torch.inference_mode()
     def maps(self, images: Tensor, ids: Sequence[int]) -> tuple[Any, Tensor]:
-        """Return the attention over one image while a caption is written, exactly, and logits."""
+        """The attention over one image while a caption is written, exactly, and logits."""
         inputs = torch.tensor([[self.tokenizer.bos, *ids]], device=self.device)
         with watch(self.model) as maps:
             logits = self.model(images, inputs)
         return maps, logits[0]
 
+    def _written(self, settings: Any) -> RunCaption:
+        """Settings by which the caption of a picture is written."""
+        beam = {"beam": settings.beam, "n_best": settings.beam}
+        return self.check(fill(RunCaption, {**self.defaults, **beam}))
+
     def _looked_at(self, images: Tensor, settings: Any) -> tuple[list[int], list[Hypothesis]]:
-        """Return the caption that is looked at, and what was written unless that was given."""
+        """The caption that is looked at, and what was written unless that was given."""
         if settings.caption is None:
-            written = self.check({"beam": settings.beam, "n_best": settings.beam})
+            written = self._written(settings)
             hypotheses = self.write(images, written)[0]
             ids = hypotheses[0].ids
         else:
@@ -185,11 +151,12 @@ class CaptionWriter(ImageTask[Caption]):
             raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
         return ids, hypotheses
 
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
-        """Return an image with its caption and the log-probability of that."""
+    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+        """An image with its caption and the log-probability of that."""
         from regard.viewer.image import feature_grid
 
-        images = self.normalised(given, settings)
+        pixels, _, _ = photo_of(self.codec.format_for(settings), given)
+        images = self.codec.format.normalise(pixels.to(self.device))
         best = self._looked_at(images, settings)[0] if expected is None else expected
         reads = torch.tensor([[self.tokenizer.bos, *best]], device=self.device)
 
@@ -211,27 +178,24 @@ class CaptionWriter(ImageTask[Caption]):
             **self.codec.tokens(self.model, images, read),
         )
 
-    def watched(self) -> Any:
-        """Return the encoder, whose attention other views than words show."""
-        return self.model.encoder
-
     def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
         """Caption an image for its picture."""
-        written = self.check({"beam": settings.beam, "n_best": settings.beam})
+        written = self._written(settings)
         caption = self.answer_pixels(pixels, written, [0])[0]
         others = [(other.text, other.score) for other in caption.others]
         return {"output": caption.text, "alternatives": others}
 
-    def explain(self, given: Any, settings: Any) -> Any:
+    def explain(self, given: Any, settings: Any) -> Picture:
         """Caption an image and gather where each word looked, or how the image was seen."""
         from regard.viewer.image import caption_views
-        from regard.viewer.picture import Picture
         from regard.viewer.text import candidate_steps
 
         if settings.view != "words":
-            return super().explain(given, settings)
-        pixels, photo, name = photo_of(self.format_for(settings), IMAGE.check(given))
-        images = self.format.normalise(pixels.to(self.device))
+            return self.codec.picture(
+                self.model.encoder, given, settings, partial(self.describe, settings=settings)
+            )
+        pixels, photo, name = photo_of(self.codec.format_for(settings), given)
+        images = self.codec.format.normalise(pixels.to(self.device))
         ids, hypotheses = self._looked_at(images, settings)
         maps, logits = self.maps(images, ids)
         words, of = words_of_pieces(self.tokenizer.pieces(ids))
@@ -254,3 +218,66 @@ class CaptionWriter(ImageTask[Caption]):
             photo=photo,
             query="mean",
         )
+
+
+class CaptionJudge(Judge):
+    """Judges captions by n-grams of their references, and by the loss of these."""
+
+    Settings = EvalCaption
+
+    def read(self, runner: Runner[Any], settings: Any) -> CaptionData:
+        """Images as a model takes them, and their captions."""
+        data, part = read_images(runner, settings, labelled=False), settings.part
+        return with_captions(data, {part: all_captions_of(data[part], settings)})
+
+    def predict(
+        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+    ) -> list[str]:
+        """Captions of the images, which another model reads in its own format."""
+        own = data if like is None else self.read(runner, settings)
+        return runner.predictor.caption_part(own[settings.part], settings)
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Any,
+        predictions: list[str],
+        settings: Any,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
+        images, captions = data[settings.part], data.captions[settings.part]
+        scores = caption_scores(predictions, captions, settings.tokenise, settings.lowercase)
+        writer: CaptionWriter = runner.predictor
+        rows = writer.rows(captions, runner.model.config.max_length - 1)
+        return ScoredPredictions(
+            [*scores, *loss_scores(writer.losses, images, rows, settings)],
+            len(images),
+            made_with={name: getattr(settings, name) for name in RunCaption.__dataclass_fields__},
+        )
+
+    def compare(
+        self, runner: Runner[Any], data: Any, theirs: System, ours: Any, settings: Any
+    ) -> Any:
+        """Comparison of captions by a paired bootstrap."""
+        return compare_captions(ours, theirs.predictions, data.captions[settings.part], settings)
+
+    def outputs(
+        self, runner: Runner[Any], data: Any, predictions: list[str], settings: Any
+    ) -> list[dict[str, Any]]:
+        """Each image with its captions and what was written."""
+        rows = zip(range(len(predictions)), data.captions[settings.part], predictions, strict=True)
+        where = data[settings.part].where
+        return [{"image": where(i), "captions": c, "prediction": o} for i, c, o in rows]
+
+
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
+    """Read the format of images and the tokenizer."""
+    if not hasattr(model.config, "sight"):
+        raise UsageError(f"{folder / 'config.json'}: a model of another family; expected captioner")
+    tokenizer, vocab = load_tokenizer(folder), model.config.decoder.vocab
+    if tokenizer.vocab > vocab:
+        raise UsageError(
+            f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {vocab}"
+        )
+    return ImageCodec(format_of(folder, model, config), tokenizer=tokenizer)
