@@ -59,6 +59,7 @@ VARIANTS: dict[str, TransformerConfig] = {
         block=replace(BLOCK, norm="rms", bias=False, score_scale=1.0),
     ),
     "alibi": replace(SMALL, position="alibi"),
+    "all tied": replace(SMALL, source_vocab=37, tie="all"),
     "a wide vocabulary": replace(SMALL, target_vocab=1201, tie="none", decoder_depth=1),
 }
 
@@ -440,6 +441,7 @@ def test_the_doctor_tells_how_a_model_is_decoded(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("all tied", lambda m: m.head.weight.data[7].mul_(-1.5)),
         ("T5", lambda m: m.source.position.table.data.mul_(3.0)),
         ("T5", lambda m: m.target.position.table.detach().numpy().__imul__(-2.0)),
         ("BART", lambda m: m.target.position.table.weight.data.add_(0.7)),

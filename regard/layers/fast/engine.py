@@ -90,11 +90,8 @@ class Engine:
         self.fingerprint, self.parts, self.never = Fingerprint([model]), parts, tuple(never)
         self.dtype = dtype
         self.blocks = _blocks(parts)
-        # norms and embeddings are read where they lie
-        packed = [
-            w for w in self._weights() if w is not None and w is not parts.source.tokens.weight
-        ]
-        self.numbers = native.numbers([*{id(w): w for w in packed}.values()])
+        *packed, _, _, head, bias = self._weights()  # embeddings are read where they lie
+        self.numbers = native.numbers([*packed, head, bias])
         self.tables: dict[int, Tensor] = {}  # of positions, by the embedding
         self.checksum = self._checksum()
         self.handle = self._pack()
