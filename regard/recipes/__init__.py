@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import ChainMap
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
@@ -49,14 +50,14 @@ class Training(NamedTuple):
     examples: tuple[str, str]
 
 
-# what can be trained: a task or a recipe
-TRAININGS = {
-    **TASKS,
-    **{
+# what can be trained: a task, even one that a user adds, or a recipe
+TRAININGS = ChainMap(
+    TASKS,
+    {
         name: Training((f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10"))
         for name in RECIPES
     },
-}
+)
 
 
 def recipe(name: str) -> ModuleType:

@@ -398,7 +398,7 @@ class Runner(Generic[A]):
         """An input with the model's answer and its log-probability."""
         given = self.inputs.check(given, settings, self.format)
         found = self.predictor.answer_logprobs(given, settings, expected)
-        if found.score is not None:
+        if found.unit != "loss":  # it is measured by something else than a probability
             raise UsageError(
                 f"{self.name} gives no answer with a probability that could be lost when something "
                 "is cut; give the model a head with: regard train classify init=MODEL ..., and "
