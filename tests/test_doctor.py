@@ -11,7 +11,8 @@ import pytest
 from regard.errors import UsageError
 from regard.examine.pairs import SCRIPT_NAMES, scripts_of
 from regard.examine.pairs import examine_pairs as examine
-from regard.examine.report import DataReport, ExamineOptions, Finding
+from regard.examine.report import DataReport
+from regard.modalities.base import ExamineOptions, Finding
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -11,7 +11,8 @@ from PIL import Image
 
 import regard
 from regard.errors import UsageError
-from regard.examine.images import examine_images
+from regard.examine.files import examine_files
+from regard.modalities.image import IMAGE
 from tests.test_doctor import DATA, found
 
 
@@ -30,7 +31,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_good_images_have_no_findings(photos: Path) -> None:
-    report = examine_images(str(photos))
+    report = examine_files(str(photos), IMAGE)
     assert report.healthy and not report.findings
     lines = report.lines()
     assert "20 images of 2 classes, colour, 16 x 16" in lines[1] and lines[-1] == "nothing found"
@@ -112,7 +113,7 @@ def no_valid(photos: Path) -> None:
 )
 def test_a_planted_fault_is_found(photos: Path, fault, kind: str, level: str, where: str) -> None:
     fault(photos)
-    report = examine_images(str(photos))
+    report = examine_files(str(photos), IMAGE)
     finding = found(report, kind)
     assert finding.level == level and finding.remedy
     assert where in finding.where + finding.what
@@ -122,7 +123,7 @@ def test_a_planted_fault_is_found(photos: Path, fault, kind: str, level: str, wh
 def test_all_faults_at_once(photos: Path) -> None:
     for fault in (cut, no_image, copy, torn, leak, strange, small, other_files):
         fault(photos)
-    kinds = {finding.kind for finding in examine_images(str(photos)).findings}
+    kinds = {finding.kind for finding in examine_files(str(photos), IMAGE).findings}
     assert kinds >= {"broken", "unknown_label", "small", "note"}
     with pytest.raises(UsageError, match="broken=skip"):  # as training would
         regard.train("images", data=str(photos), out=str(photos.parent / "run"), steps=1)
@@ -131,7 +132,7 @@ def test_all_faults_at_once(photos: Path) -> None:
 def test_no_image_can_be_read(photos: Path) -> None:
     for file in photos.glob("train/*/*.png"):
         file.write_bytes(b"")
-    report = examine_images(str(photos))
+    report = examine_files(str(photos), IMAGE)
     assert found(report, "broken").count == 20 and found(report, "no_images").level == "error"
     assert "train" not in report.parts
 
@@ -152,5 +153,5 @@ def test_the_whole_of_it_with_a_forecast(photos: Path) -> None:
 def test_real_images() -> None:
     if not (DATA / "fashion-mnist").exists():
         pytest.skip("fashion-mnist is not in REGARD_DATA")
-    report = examine_images(str(DATA / "fashion-mnist"))
+    report = examine_files(str(DATA / "fashion-mnist"), IMAGE)
     assert report.healthy and str(report.parts["train"]).lstrip().startswith("60,000 images")

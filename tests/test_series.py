@@ -28,7 +28,7 @@ from regard.data.series_files import (
     recording,
 )
 from regard.errors import UsageError
-from regard.examine.series import examine_series
+from regard.examine.files import examine_files
 from regard.layers.block import BlockConfig
 from regard.layers.chunks import Chunks, chunk_at
 from regard.layers.patches import Patches, grid_at
@@ -647,17 +647,18 @@ def test_a_damaged_header_is_told_in_one_line():
 def test_the_doctor_finds_planted_faults(tmp_path):
     lines = waves(tmp_path / "set").read_text().splitlines(keepends=True)
     waves(tmp_path / "set", 40, "test.ts")
-    assert not {f.kind for f in examine_series(str(tmp_path / "set")).findings} - {"no_valid"}
+    data = str(tmp_path / "set")
+    assert not {f.kind for f in examine_files(data, SERIES).findings} - {"no_valid"}
     torn = lines[6].replace("slow", "fast")
     gap = lines[7].replace(lines[7].split(",")[3], "?")
     (tmp_path / "set" / "train.ts").write_text("".join([*lines, lines[6], torn, gap]))
     with open(tmp_path / "set" / "test.ts", "a") as file:
         file.write(lines[8])
-    found = examine_series(str(tmp_path / "set"))
+    found = examine_files(data, SERIES)
     kinds = {finding.kind for finding in found.findings}
     assert {"duplicate_series", "torn_label", "missing", "leak_series"} <= kinds and found.healthy
     (tmp_path / "set" / "test.ts").write_text(TS)
-    kinds = {finding.kind: finding for finding in examine_series(str(tmp_path / "set")).findings}
+    kinds = {finding.kind: finding for finding in examine_files(data, SERIES).findings}
     assert "unknown_label" in kinds and kinds["unknown_label"].where.endswith("test.ts:7")
     told = regard.doctor(str(tmp_path / "set" / "train.ts"))
     assert told.task == "series" and told.forecast is not None and told.forecast.a_second > 0

@@ -11,10 +11,13 @@ import soundfile
 
 import regard
 from regard.errors import UsageError
+from regard.examine.files import examine_files
 from regard.examine.guess import guess_task
-from regard.examine.report import ExamineOptions
-from regard.examine.sounds import examine_sounds
+from regard.modalities.base import ExamineOptions
+from regard.modalities.sound import SOUND
 from tests.test_doctor import found
+
+TEXTS = ExamineOptions(target="text")
 
 RATE = 16000
 WORDS = ["YES", "NO", "GO", "STOP", "ENTER"]
@@ -63,12 +66,12 @@ def change(file: Path, old: str, new: str) -> None:
 
 
 def test_good_sounds_have_no_findings(speech: Path, commands: Path) -> None:
-    report = examine_sounds(str(speech))
+    report = examine_files(str(speech), SOUND, TEXTS)
     assert report.healthy and not report.findings
     lines = report.lines()
     assert "12 sounds, 16,000 Hz, 0.1 minutes, 0.6 seconds on average, 24 words" in lines[1]
     assert lines[-1] == "nothing found"
-    report = examine_sounds(str(commands), target="label")
+    report = examine_files(str(commands), SOUND)
     assert not report.findings and "20 sounds of 2 classes, 16,000 Hz" in report.lines()[1]
 
 
@@ -194,7 +197,7 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
 def test_a_planted_fault_is_found(speech: Path, fault: str) -> None:
     plant, kind, level, where = FAULTS[fault]
     plant(speech)
-    report = examine_sounds(str(speech))
+    report = examine_files(str(speech), SOUND, TEXTS)
     finding = found(report, kind)
     assert finding.level == level and where in finding.where + finding.what
     assert report.healthy == (level != "error")
@@ -216,7 +219,7 @@ def test_faults_of_labels_are_found(commands: Path) -> None:
     (commands / "test/turn").mkdir()
     shutil.move(commands / "test/go/3.wav", commands / "test/turn/3.wav")
     (commands / "train/go/5.wav").unlink()
-    report = examine_sounds(str(commands), target="label")
+    report = examine_files(str(commands), SOUND)
     assert "stop/copy.wav" in found(report, "torn_label").where
     assert found(report, "unknown_label").level == "error"
     assert "'go'" in found(report, "rare_label").what
@@ -225,19 +228,19 @@ def test_faults_of_labels_are_found(commands: Path) -> None:
 def test_one_low_rate_is_told_with_the_setting_for_it(commands: Path) -> None:
     for k, file in enumerate(sorted(commands.rglob("*.wav"))):
         write(file, 0.3, rate=8000, seed=k)
-    assert "rate=8000" in found(examine_sounds(str(commands), target="label"), "low_rate").remedy
+    assert "rate=8000" in found(examine_files(str(commands), SOUND), "low_rate").remedy
 
 
 def test_no_sound_can_be_read(speech: Path) -> None:
     for i in range(12):
         (speech / f"audio/{i}.flac").write_bytes(b"")
-    report = examine_sounds(str(speech))
+    report = examine_files(str(speech), SOUND, TEXTS)
     assert found(report, "broken").count == 12 and found(report, "no_sounds").level == "error"
     assert "train" not in report.parts
 
 
 def test_only_some_sounds_are_looked_at(speech: Path) -> None:
-    report = examine_sounds(str(speech), ExamineOptions(most=5))
+    report = examine_files(str(speech), SOUND, ExamineOptions(most=5, target="text"))
     assert report.parts["train"].sounds == 5 and report.parts["train"].total == 12
 
 

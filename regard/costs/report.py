@@ -16,6 +16,7 @@ from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
 from regard.metrics.results import Named
+from regard.modalities import MODALITIES
 from regard.models.folder import on_meta
 from regard.settings import fill, setting
 
@@ -298,9 +299,9 @@ def cost_of(model: object, settings: Mapping[str, Any]) -> Cost:
 
 def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Cost:
     """Count what a model on the meta device takes."""
-    read = Reading(
-        name, model.config, options.batch, {"image": options.image, "length": options.length}
-    )
+    keys = {each.size_key for each in MODALITIES.values()}
+    given = {key: getattr(options, key, None) for key in keys}
+    read = Reading(name, model.config, options.batch, given)
     run, step = forward(model, read()), training(model, read(), backward=True)
     shapes, names, _ = looked(model, read())
     roof = machine()

@@ -1,24 +1,20 @@
 """A look over data before they are trained on: for which task they are, and what it would take."""
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from regard.data.image_files import holds_images
 from regard.data.labelled import ExampleFormat, ExampleReader, SentenceFormat, SentenceReader
-from regard.data.series_files import holds_series
-from regard.data.sound_sets import holds_sounds
 from regard.errors import UsageError
+from regard.examine.files import examine_files
 from regard.examine.forecast import Forecast, forecast_training
 from regard.examine.guess import Guess, guess_task
-from regard.examine.images import examine_images
 from regard.examine.pairs import examine_pairs
-from regard.examine.report import DataReport, ExamineOptions, Finding
+from regard.examine.report import DataReport
 from regard.examine.rows import examine_rows, examine_texts
-from regard.examine.series import examine_series
-from regard.examine.sounds import examine_sounds
+from regard.modalities import modality_of
+from regard.modalities.base import ExamineOptions, Finding
 from regard.native import Status, fast, status
 from regard.settings import setting
 from regard.tasks import TASKS, task_for
@@ -106,7 +102,7 @@ class ExaminedModel:
         return asdict(self)
 
 
-# Data by what a task reads (`input`) and what it learns of that (`target`)
+# Texts by what a task learns of them
 
 
 def _examine_examples(
@@ -127,64 +123,48 @@ def _examine_pairs(data: str, settings: DoctorSettings, given: ExamineOptions) -
     return examine_pairs(data, given, source=settings.source, target=settings.target)
 
 
-def _examine_images(
-    data: str, settings: DoctorSettings, given: ExamineOptions, labelled: bool = False
-) -> DataReport:
-    given = replace(given, most=given.most and MOST_FILES)
-    return examine_images(data, given, labelled=labelled)
-
-
-def _examine_sounds(
-    data: str, settings: DoctorSettings, given: ExamineOptions, target: str
-) -> DataReport:
-    given = replace(given, most=given.most and MOST_FILES)
-    return examine_sounds(data, given, target=target, pattern=settings.pattern)
-
-
 Examiner = Callable[[str, DoctorSettings, ExamineOptions], DataReport]
-EXAMINERS: dict[tuple[str, str], Examiner] = {
-    ("src", "text"): _examine_pairs,
-    ("src", "label"): _examine_examples,
-    ("src", "number"): partial(_examine_examples, labelled=False),
-    ("src", "tags"): _examine_tags,
-    ("src", ""): lambda data, settings, given: examine_texts(data, given),
-    ("image", "label"): partial(_examine_images, labelled=True),
-    ("image", "text"): _examine_images,
-    ("image", ""): _examine_images,
-    ("audio", "label"): partial(_examine_sounds, target="label"),
-    ("audio", "text"): partial(_examine_sounds, target="text"),
-    ("series", "label"): lambda data, settings, given: examine_series(data, given),
+EXAMINERS: dict[str, Examiner] = {
+    "text": _examine_pairs,
+    "label": _examine_examples,
+    "number": partial(_examine_examples, labelled=False),
+    "tags": _examine_tags,
+    "": lambda data, settings, given: examine_texts(data, given),
 }
 
 
-def examiner_of(kind: type[Task[Any, Any]]) -> Examiner:
+def _examine_files(kind: Any, data: str, settings: Any, given: ExamineOptions) -> DataReport:
+    asked = replace(given, most=given.most and MOST_FILES, target=kind.target)
+    return examine_files(data, kind.inputs, asked)
+
+
+def examiner_of(kind: Any) -> Examiner:
     """Look up what examines the data of a task, or refuse one that is not trained on such data."""
-    if kind.target is None or (kind.inputs.key, kind.target) not in EXAMINERS:
+    if kind.target is None or (kind.inputs.in_rows and kind.target not in EXAMINERS):
         raise UsageError(
             f"task={kind.name} is not trained on data that can be examined; give one that is, "
             "such as task=classify"
         )
-    return EXAMINERS[kind.inputs.key, kind.target]
+    return EXAMINERS[kind.target] if kind.inputs.in_rows else partial(_examine_files, kind)
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:
     """Look over data for a task, told or guessed, and forecast its training."""
     languages = bool(settings.source or settings.target)
-    media = ""
-    if os.path.exists(data):
-        numbers = partial(holds_series, columns=settings.columns, header=settings.header)
-        kinds = {"images": holds_images, "sounds": holds_sounds, "series": numbers}
-        media = next((name for name, holds in kinds.items() if holds(data)), "")
-    if media and languages:
-        raise UsageError(f"{data}: from= and to= are for texts, these are {media}; leave them out")
     told = {"columns": settings.columns, "header": settings.header}
+    held = modality_of(data, **told)
+    if held is not None and languages:
+        raise UsageError(
+            f"{data}: from= and to= are for texts, these are {held.many}; leave them out"
+        )
     if settings.task is None:
         guess = guess_task(data, languages=languages, **told)
     else:
         guess = Guess(task_for(settings.task, {"data": data, **told}), "")
     task, kind = guess.task, task_class(guess.task)
     told |= {"valid": settings.valid, "test": settings.test}
-    given = ExamineOptions(**told, most=None if settings.full else MOST, quiet=quiet)
+    more = {"quiet": quiet, "pattern": settings.pattern}
+    given = ExamineOptions(**told, most=None if settings.full else MOST, **more)
     report = examiner_of(kind)(data, settings, given)
     if guess.why:
         report.taken = f"taken for {task}: {guess.why}; choose with task="

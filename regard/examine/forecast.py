@@ -1,7 +1,5 @@
 """What a training would take: time and memory, measured by a few steps on a sample of the data."""
 
-import json
-import os
 import statistics
 import tempfile
 import time
@@ -11,16 +9,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from regard.data.captions import captions_in
-from regard.data.image_files import ImageFiles
-from regard.data.sound_sets import SoundFiles
-from regard.examine.report import plural
+from regard.modalities.base import plural
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.prepare import PreparedRun, prepare
 from regard.training.step import one_step
@@ -61,13 +54,12 @@ def forecast_training(
     `values` are settings of the training that say where the data are and how they are read. Where
     these settle which model is trained, all of them are read instead of the sample.
     """
-    kinds = {ImageFiles: "images", SoundFiles: "sounds"}
-    of = kinds.get(type(sample), "tokens")
+    of = kind.inputs.counted
     with tempfile.TemporaryDirectory() as folder:
         if total <= 2 * kind.few_rows:  # before a validation part is split off
             rows, given = total, {key: value for key, value in values.items() if value is not None}
         else:
-            data, rows = _write_sample(Path(folder), kind, sample, values)
+            data, rows = kind.inputs.write_sample(Path(folder), sample, kind.target, values)
             given = {"data": data} | ({"size": values["size"]} if values["size"] else {})
             given |= {"few": False} if kind.few_rows else {}
             broken = any(field.name == "broken" for field in fields(kind.Train))
@@ -94,63 +86,6 @@ def forecast_training(
         torch.get_num_threads(),
         str(run.choice or ""),
     )
-
-
-# The sample as a file that the task reads
-
-
-def _write_sample(
-    folder: Path, kind: Any, sample: Any, values: Mapping[str, Any]
-) -> tuple[str, int]:
-    """Write a sample as data, and return where it is and how many rows it has."""
-    if isinstance(sample, str):
-        (folder / "sample.txt").write_text(sample)
-        return str(folder / "sample.txt"), len(sample)
-    if isinstance(sample, ImageFiles) and kind.target != "text":
-        _write_images(folder / "images", sample)
-        return str(folder / "images"), len(sample)
-    if isinstance(sample, SoundFiles):
-        return str(_write_sounds(folder, sample)), len(sample)
-    if isinstance(sample, ImageFiles):
-        how = (values["columns"], values["header"], len(sample))
-        known = captions_in(Path(values["data"]), "train", *how)
-        sample = [
-            {"image": os.path.abspath(image), "caption": texts[0]} for image, texts in known.items()
-        ]
-    path = folder / "sample.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in sample))
-    return str(path), len(sample)
-
-
-def _write_images(folder: Path, files: ImageFiles) -> None:
-    """Put images into folders by label, as links where they lie in files."""
-    for number, (item, content) in enumerate(zip(files.items, files.contents, strict=True)):
-        path = folder / item.label.replace("/", "_") / str(number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if files.array is not None:
-            path = path.with_suffix(".png")
-            Image.fromarray(np.squeeze(files.array[number].transpose(1, 2, 0))).save(path)
-        elif isinstance(content, bytes):
-            path = path.with_suffix(".png")  # what is in it decides
-            path.write_bytes(content)
-        else:
-            path = path.with_suffix(Path(content).suffix)
-            os.symlink(os.path.abspath(content), path)
-
-
-def _write_sounds(folder: Path, files: SoundFiles) -> Path:
-    """Write a table of sounds, as links beside it where they lie in files."""
-    rows = []
-    for number, (item, content) in enumerate(zip(files.items, files.contents, strict=True)):
-        path = folder / f"{number}{'.wav' if isinstance(content, bytes) else Path(content).suffix}"
-        if isinstance(content, bytes):
-            path.write_bytes(content)  # what is in it decides
-        else:
-            os.symlink(os.path.abspath(content), path)
-        rows.append({"audio": path.name, "text": item.text, "label": item.label})
-    table = folder / "sample.jsonl"
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return table
 
 
 # Steps

@@ -4,20 +4,17 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data import sound_sets
 from regard.data.documents import TEXT_KEYS, find_texts
-from regard.data.image_files import holds_images, kind_of_set
 from regard.data.labelled import TAG_KEYS, TREC, WORD_KEYS
 from regard.data.languages import find_languages
 from regard.data.lines import missing
 from regard.data.pairs import PairReader, find_parts
 from regard.data.parts import named_files
-from regard.data.series_files import holds_series
-from regard.data.sound_sets import holds_sounds
 from regard.data.table import Table, is_folder, kind_of, stem_and_suffix
 from regard.errors import UsageError
+from regard.modalities import modality_of
+from regard.modalities.base import LOOKED
 
-LOOKED = 300  # rows
 LABEL_NAMES = {"label", "labels", "class", "category"}
 
 
@@ -35,12 +32,10 @@ def guess_task(
     path = Path(data)
     if not path.exists():
         raise UsageError(missing(path))
-    if holds_images(data):
-        return _of_images(path, columns, header)
-    if holds_sounds(data):
-        return _of_sounds(path, columns, header)
-    if holds_series(data, columns, header):
-        return Guess("series", "series of numbers with labels")
+    inputs = modality_of(data, columns, header)
+    if inputs is not None:
+        target, why = inputs.guess(path, columns, header)
+        return Guess(inputs.tasks[target], why)
     if languages:
         return Guess("translate", "from= and to= name two languages")
     if is_folder(path):
@@ -64,39 +59,6 @@ def _aligned(folder: Path) -> str:
     if train is None or train.target_path is None:
         return ""
     return f"{train.path.name} and {train.target_path.name} are aligned"
-
-
-def _targets(path: Path, columns: str | None, header: bool | None) -> list[str]:
-    """Return what stands beside the first files of a table, or that of a folder."""
-    table = named_files(path).get("train", [path])[0] if path.is_dir() else path
-    try:
-        reader = PairReader(table, columns=columns, header=header, skip_bad=True)
-        return [pair.target for pair in islice(reader, LOOKED)]
-    except UsageError:
-        return []
-
-
-def _of_sounds(path: Path, columns: str | None, header: bool | None) -> Guess:
-    if sound_sets.kind_of_set(path) == "table":
-        targets = _targets(path, columns, header)
-        different = len(set(targets))
-        if len(targets) < 6 or 3 * different > len(targets):
-            return Guess("transcribe", "a table of sounds and texts")
-        return Guess("sounds", "a table of sounds with labels that repeat")
-    return Guess("sounds", "sounds in folders")
-
-
-def _of_images(path: Path, columns: str | None, header: bool | None) -> Guess:
-    kind = kind_of_set(path)
-    if kind == "table":
-        targets = _targets(path, columns, header)
-        words = sorted(len(target.split()) for target in targets)
-        if words and words[len(words) // 2] >= 4:
-            return Guess("caption", "a table of images and texts about them")
-        return Guess("images", "a table of images and labels")
-    if kind == "folders" and not any(each.is_dir() for each in path.iterdir()):
-        return Guess("denoise", "images without labels (or pretrain)")
-    return Guess("images", "images in folders, or with labels")
 
 
 def _of_rows(path: Path, columns: str | None, header: bool | None) -> Guess:

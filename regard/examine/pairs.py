@@ -13,23 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from regard.data.lines import Fault
+from regard.data.marks import MARKS, excerpt, marks_in
 from regard.data.pairs import PairFiles, PairReader, find_parts
 from regard.data.split import fold, shares_and_files
 from regard.errors import UsageError
 from regard.examine.report import (
-    MARKS,
     PAIRS,
     USUAL,
     DataReport,
-    ExamineOptions,
     Hashed,
-    excerpt,
     find_copies,
     find_leaks,
-    marks_in,
-    plural,
     rows_about,
 )
+from regard.modalities.base import ExamineOptions, plural
 
 LONG = 1_000  # characters of a line that is most likely no sentence
 FEW_LABELS = 0.02  # fewer different targets than this share of the rows are labels, not texts

@@ -1,7 +1,6 @@
 """What a look over data found: how bad, where first, how often, and the remedy."""
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,39 +14,15 @@ from regard.data.lines import opened
 from regard.data.split import hash_text, usual_share
 from regard.data.table import kind_of
 from regard.errors import UsageError
+from regard.modalities.base import MEANT, ExamineOptions, Finding, Modality, plural
 
 LEVELS = ("error", "warning", "note")
-MEANT = "nothing, if that is meant"
 COPIES = "remove the copies, unless they are to count more"
 MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
 UNEVEN = 10  # times as many rows of one label as of another
 
 
-@dataclass(frozen=True)
-class ExamineOptions:
-    """How data are read that are looked over, and where their parts are."""
-
-    columns: str | None = None
-    header: bool | None = None
-    valid: str | None = None
-    test: str | None = None
-    most: int | None = None  # rows or files of a part to look at
-    quiet: bool = True
-
-
 USUAL = ExamineOptions()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing found: how bad, what, where first, and the remedy."""
-
-    level: str  # error, warning or note
-    what: str
-    where: str
-    remedy: str
-    kind: str = ""
-    count: int = 1
 
 
 @dataclass
@@ -134,17 +109,6 @@ class DataReport:
         return [*lines, ", ".join(counts) or "nothing found"]
 
 
-def plural(count: int, word: str) -> str:
-    """Return a count with its word: 1 row, 2 rows."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
-def excerpt(text: str, most: int = 60) -> str:
-    """Return the start of a text with everything unprintable shown by its code."""
-    short = text[:most] + ("…" if len(text) > most else "")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
-
-
 def rows_about(path: Path, rows: int, last_line: int) -> int:
     """Return about how many rows a file has, if the first so many end at a line."""
     if kind_of(path) == "parquet" and path.suffix == ".parquet":
@@ -166,57 +130,6 @@ def size_about(path: Path) -> tuple[int, int]:
         start = file.read(MOST_COUNTED)
     size = max(len(start), os.path.getsize(path))
     return size, round(start.count(b"\n") * size / max(1, len(start)))
-
-
-# What characters show
-
-# kind -> level, what is said of the rows, and the remedy
-MARKS = {
-    "replaced": (
-        "warning",
-        "with U+FFFD, the mark of letters lost in a conversion",
-        "convert the original again with its true encoding, or remove the rows",
-    ),
-    "garbled": (
-        "warning",
-        "that look like UTF-8 once read as Latin-1 (such as Ã¤ for ä)",
-        "convert them back with: iconv -f utf-8 -t latin1 (or cp1252)",
-    ),
-    "control": (
-        "warning",
-        "with control characters or line separators",
-        "remove them; they become pieces of the vocabulary",
-    ),
-    "invisible": (
-        "note",
-        "with invisible characters (zero-width space, soft hyphen, byte order mark)",
-        "remove them; equal words look different to a model",
-    ),
-    "tab": ("note", "with a TAB inside the text", "make it a space"),
-    "markup": (
-        "note",
-        "with HTML entities or tags",
-        "turn them into plain text, unless the model is to write them",
-    ),
-}
-PATTERNS = {
-    "replaced": "\ufffd",
-    "garbled": "Ã[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u201c-\u201e]|â€|Â[\u00a0-\u00bf]",
-    "control": "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]",
-    "invisible": "[\u00ad\u200b\u2060\ufeff]",
-    "tab": "\t",
-    "markup": r"&(?:amp|lt|gt|quot|apos|nbsp|\#\d{1,6});|</?[a-z]{1,10}/?>",
-}
-EACH_MARK = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
-# A single class of first letters is searched many times faster than the alternatives.
-MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
-
-
-def marks_in(text: str) -> list[str]:
-    """Return the kinds of suspicious characters that a text has."""
-    if not MAY_MARK.search(text):
-        return []
-    return [kind for kind, pattern in EACH_MARK.items() if pattern.search(text)]
 
 
 # What only many rows together show
@@ -244,14 +157,16 @@ PAIRS = Wording(
     kinds=("duplicate_pair", "duplicate_source", "leak_pair", "leak_source"),
 )
 ROWS = Wording("row")
-SERIES = Wording(
-    "series", "", "series", kinds=("duplicate_series", "torn_label", "leak_series", "")
-)
-IMAGES = Wording("image", "", "image", kinds=("duplicate_image", "torn_label", "leak_image", ""))
-SOUNDS = Wording("sound", "", "sound", kinds=("duplicate_sound", "torn_label", "leak_sound", ""))
-TRANSCRIPTS = SOUNDS._replace(
-    other="another text", remedy="settle what is said in it; nothing can be learnt from both"
-)
+
+
+def wording_of(inputs: Modality[Any], target: str) -> Wording:
+    """Return how copies of files of a modality are told, of which a target is learnt."""
+    one = inputs.one
+    wording = Wording(one, "", one, kinds=(f"duplicate_{one}", "torn_label", f"leak_{one}", ""))
+    if target != "text":
+        return wording
+    remedy = "settle what is said in it; nothing can be learnt from both"
+    return wording._replace(other="another text", remedy=remedy)
 
 
 class Hashed:
@@ -269,8 +184,9 @@ class Hashed:
     def of_items(cls, name: str, items: Sequence[Any]) -> "Hashed":
         """Take items that have a hash, one label each, and where they are."""
         sources = np.array([int(item.source[:16], 16) for item in items], np.uint64)
-        labels = {label: hash_text(label) for label in {item.label for item in items}}
-        targets = np.array([labels[item.label] for item in items], np.uint64)
+        known = [getattr(item, "text", "") or item.label for item in items]
+        hashes = {target: hash_text(target) for target in set(known)}
+        targets = np.array([hashes[target] for target in known], np.uint64)
         return cls(name, sources, targets, lambda row: items[row].where)
 
 

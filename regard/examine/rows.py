@@ -16,19 +16,8 @@ from regard.data.parts import given_files
 from regard.data.split import hash_text, keys_of, shares_and_files
 from regard.data.table import is_table
 from regard.errors import UsageError
-from regard.examine.report import (
-    MARKS,
-    ROWS,
-    DataReport,
-    ExamineOptions,
-    Hashed,
-    compare_parts,
-    excerpt,
-    marks_in,
-    plural,
-    rows_about,
-    size_about,
-)
+from regard.examine.report import ROWS, DataReport, Hashed, compare_parts, rows_about, size_about
+from regard.modalities.base import ExamineOptions, odd_characters, plural
 
 FEW = 5  # rows of a label that can hardly be learnt from
 SAMPLE = 1000  # rows to measure a training with
@@ -145,22 +134,8 @@ def examine_texts(data: str, given: ExamineOptions) -> DataReport:
             total = rows_about(some[0], len(texts), len(texts))
         rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
         report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
-        find_marks(report, texts, some[0])
+        report.findings += odd_characters(texts, str(some[0]))
         if name == "train":
             documents = [{"text": text} for text in texts[:SAMPLE]]
             report.sample = texts[0][:SAMPLE_TEXT] if running else documents
     return report.close((*files, *shares))
-
-
-def find_marks(report: DataReport, texts: Sequence[str], where: str | Path) -> None:
-    """Tell of characters that no text should have."""
-    seen: dict[str, tuple[str, int]] = {}
-    for line in (line for text in texts for line in text.splitlines()):
-        for kind in marks_in(line):
-            first, count = seen.get(kind, (line, 0))
-            seen[kind] = first, count + 1
-    seen.pop("tab", None)
-    for kind, (first, count) in seen.items():
-        level, said, remedy = MARKS[kind]
-        what = f"{plural(count, 'line')} {said}; the first: {excerpt(first)}"
-        report.add(level, kind, where, what, remedy, count)

@@ -9,3 +9,10 @@ from regard.modalities.sound import SOUND
 from regard.modalities.text import TEXT
 
 MODALITIES: dict[str, Modality[Any]] = {each.name: each for each in (TEXT, IMAGE, SOUND, SERIES)}
+
+
+def modality_of(
+    data: Any, columns: str | None = None, header: bool | None = None
+) -> Modality[Any] | None:
+    """Return the modality that data are a set of; None where they may be texts."""
+    return next((m for m in MODALITIES.values() if m.holds(data, columns, header)), None)

@@ -2,19 +2,60 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from regard.data.in_memory import MemoryTable, on_disk
 from regard.data.lines import missing
-from regard.data.series import SeriesFormat
-from regard.data.series_files import Recording, SeriesOptions, read_recordings, recording
+from regard.data.series import SeriesFormat, find_series_parts
+from regard.data.series_files import (
+    Recording,
+    SeriesOptions,
+    holds_series,
+    read_recordings,
+    recording,
+)
 from regard.errors import UsageError
-from regard.modalities.base import LISTS, Choose, Found, Modality
+from regard.modalities.base import (
+    LISTS,
+    MEANT,
+    Choose,
+    ExamineOptions,
+    Finding,
+    Found,
+    Modality,
+    Survey,
+    class_counts,
+    plural,
+    spread,
+)
+
+
+@dataclass
+class SeriesCounts:
+    """The size of one part of a set of series."""
+
+    series: int
+    classes: dict[str, int]
+    channels: int
+    shortest: int
+    longest: int
+    total: int
+
+    def __str__(self) -> str:
+        classes = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
+        ends = sorted({self.shortest, self.longest})
+        return (
+            f"{self.series:>10,} series of {classes}, {plural(self.channels, 'channel')}, "
+            f"{' to '.join(f'{n:,}' for n in ends)} steps"
+        )
 
 
 class Series(Modality[Tensor]):
@@ -22,6 +63,8 @@ class Series(Modality[Tensor]):
 
     name, key, one, many = "series", "series", "series", "series"
     columns = ("series",)
+    tasks = {"label": "series"}
+    few, unit = 5, "steps"
 
     def is_one(self, given: Any) -> bool:
         """Tell whether this is one series, a path or an array, rather than several."""
@@ -89,6 +132,56 @@ class Series(Modality[Tensor]):
     def columns_of(self, settings: Any) -> list[str]:
         """Return the names of the columns of a table of files, unless the user names others."""
         return [] if self.columns_asked(settings) else super().columns_of(settings)
+
+    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+        """Tell whether data are series of numbers: .ts or NPZ files, or tables of series."""
+        return holds_series(data, columns, header)
+
+    def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
+        """Take them for what has labels."""
+        return "label", "series of numbers with labels"
+
+    def parts(self, data: str, asked: ExamineOptions) -> Any:
+        """Find the file of each part."""
+        files, shares = find_series_parts(data, asked.valid, asked.test)
+        return {name: partial(Path, path) for name, path in files.items()}, shares
+
+    def survey(self, name: str, files: Path, asked: ExamineOptions) -> Survey:
+        """Read all series of a part, and tell of numbers that are missing or always the same."""
+        notes: list[str] = []
+        items = read_recordings(files, SeriesOptions(asked.columns, asked.header), notes)
+        remedy = "nothing, or name them with columns="
+        about = [note.removeprefix(f"{files}: ") for note in notes]
+        findings = [Finding("note", note, str(files), remedy, "read_as") for note in about]
+        steps = [len(item.values) for item in items]
+        sizes = items[0].values.shape[-1], min(steps), max(steps), len(items)
+        counts = SeriesCounts(len(items), class_counts(items), *sizes)
+        some = [items[i] for i in spread(len(items))]
+        sample = [{"series": item.values.tolist(), "label": item.label} for item in some]
+        return Survey(counts, items, sample, [*findings, *_odd_numbers(name, files, items)])
+
+    def example(
+        self, config: Any, batch: int, size: int, beside: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return series of so many steps."""
+        return (torch.empty(batch, *[size] * len(config.chunk), config.channels, device="meta"),)
+
+
+def _odd_numbers(name: str, path: Path, items: list[Recording]) -> Iterator[Finding]:
+    """Yield numbers that are missing, and channels in which nothing happens."""
+    flat = np.concatenate([item.values.reshape(-1, item.values.shape[-1]) for item in items])
+    gaps = np.isnan(flat)
+    if gaps.any():
+        first = next(item.where for item in items if np.isnan(item.values).any())
+        what = f"{plural(int(gaps.sum()), 'number')} of {name} missing ({gaps.mean():.1%})"
+        remedy = "nothing, if few: each is taken for the mean of its channel; else fill them in"
+        level = "warning" if gaps.mean() > 0.1 else "note"
+        yield Finding(level, what, first, remedy, "missing", int(gaps.sum()))
+    still = [n + 1 for n, channel in enumerate(flat.T) if len(np.unique(channel)) < 2]
+    if still:
+        channels = ", ".join(map(str, still[:8]))
+        what = f"{plural(len(still), 'channel')} of {name} always the same: {channels}"
+        yield Finding("note", what, str(path), MEANT, "constant", len(still))
 
 
 SERIES = Series()

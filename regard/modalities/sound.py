@@ -1,19 +1,97 @@
 """Sounds: files, and samples with their rate."""
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from regard.data.media import cell_file
-from regard.data.sound_files import SUFFIXES, Samples
-from regard.data.sound_sets import listed_sounds
+from regard.data.marks import excerpt
+from regard.data.media import cell_file, digest, in_threads
+from regard.data.sound_files import SUFFIXES, BrokenSound, Samples
+from regard.data.sound_sets import (
+    SoundFiles,
+    SoundOptions,
+    find_sound_parts,
+    holds_sounds,
+    kind_of_set,
+    listed_sounds,
+)
 from regard.data.spectrogram import SoundFormat
+from regard.decode.speech.ctc_align import alignable
 from regard.errors import UsageError, log
-from regard.modalities.base import TABLES, Found, Modality
+from regard.modalities.base import (
+    MEANT,
+    TABLES,
+    ExamineOptions,
+    Finding,
+    Found,
+    Modality,
+    Survey,
+    class_counts,
+    first_targets,
+    link_or_write,
+    made_up_text,
+    odd_characters,
+    plural,
+    spread,
+)
+from regard.training.progress import Progress
+
+TRANSCRIPT = 64  # tokens of a transcript
+SILENT = 1e-3  # of full scale: 60 dB below it
+FULL = 0.999  # of full scale
+CLIPPED = 1e-3  # share of samples at full scale in a sound that is clipped
+SHORT, LONG = 0.1, 30.0  # seconds of a sound that hardly can be meant, and that takes much memory
+SLOW = 0.5  # characters a second, in a sound of which much is not written down
+STRIDE = 4  # spectrogram frames that a frame of the usual encoder stands for
+
+
+@dataclass
+class SoundCounts:
+    """The size of one part of a set of sounds."""
+
+    sounds: int
+    bad: int
+    seconds: float
+    rates: dict[int, int]
+    classes: dict[str, int] = field(default_factory=dict)
+    words: int = 0
+    total: int = 0  # how many there are, where not all were looked at
+
+    def __str__(self) -> str:
+        rates = sorted(self.rates)
+        hertz = f"{rates[0]:,} Hz" if len(rates) == 1 else f"{rates[0]:,} to {rates[-1]:,} Hz"
+        of = f" of {len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
+        return (
+            f"{self.sounds:>10,} sounds{of if self.classes else ''}, {hertz}, "
+            f"{self.seconds / 60:,.1f} minutes, {self.seconds / self.sounds:.1f} seconds on average"
+            + (f", {self.words:,} words" if self.words else "")
+            + (f"; about {self.total:,} in all" if self.total > self.sounds else "")
+            + (f", {plural(self.bad, 'bad file')}" if self.bad else "")
+        )
+
+
+class Measured(NamedTuple):
+    """What decoding a sound shows."""
+
+    seconds: float
+    loudest: float  # of full scale
+    clipped: float  # share of samples at full scale
+    source: str  # a hash of its samples, whatever file they came from
+
+
+class Part(NamedTuple):
+    """A part of which every sound can be read."""
+
+    name: str
+    files: SoundFiles
+    measured: list[Measured]
 
 
 class Sounds(Modality[np.ndarray]):
@@ -22,6 +100,8 @@ class Sounds(Modality[np.ndarray]):
     name, key, one, many = "sound", "audio", "sound", "sounds"
     suffixes = frozenset(SUFFIXES)
     columns = ("audio", "path", "file", "filename", "file_name")
+    tasks = {"label": "sounds", "text": "transcribe"}
+    counted, unit = "sounds", "frames"
     targets = ("text", "transcript", "sentence")
 
     def is_one(self, given: Any) -> bool:
@@ -66,6 +146,68 @@ class Sounds(Modality[np.ndarray]):
         """Return the names of the columns that are trained on, where the user names them."""
         return self.columns_asked(settings)
 
+    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+        """Tell whether data are sounds: a table of paths, or class folders."""
+        return holds_sounds(data)
+
+    def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
+        """Tell labels, which repeat, from transcripts."""
+        if kind_of_set(path) != "table":
+            return "label", "sounds in folders"
+        targets = first_targets(path, columns, header)
+        if len(targets) < 6 or 3 * len(set(targets)) > len(targets):
+            return "text", "a table of sounds and texts"
+        return "label", "a table of sounds with labels that repeat"
+
+    def parts(self, data: str, asked: ExamineOptions) -> Any:
+        """Find what reads the files of each part."""
+        how = {"header": asked.header, "most": asked.most, "pattern": asked.pattern}
+        options = SoundOptions(asked.target, asked.columns, broken="skip", **how)
+        return find_sound_parts(data, asked.valid, asked.test, options)
+
+    def survey(self, name: str, files: SoundFiles, asked: ExamineOptions) -> Survey:
+        """Decode all sounds of a part, and tell of their levels, lengths and texts."""
+        part, notes = _readable(name, files, asked.quiet), files.notes
+        total, files = max(files.total, len(files)), part.files
+        if not len(files):
+            return Survey(None, [], None, [], notes, files.bad)
+        findings = [*_levels(part), *(_texts(part) if asked.target == "text" else ())]
+        items = [
+            item._replace(source=one.source)
+            for item, one in zip(files.items, part.measured, strict=True)
+        ]
+        sample = files.pick(spread(len(files)))
+        return Survey(_counts(part, total), items, sample, findings, notes, files.bad)
+
+    def compare(self, data: str, parts: Mapping[str, Survey]) -> list[Finding]:
+        """Tell of sounds whose rate differs from that of others, or leaves out what others have."""
+        rates = {name: set(part.counts.rates) for name, part in parts.items()}
+        return list(_rates(data, rates))
+
+    def write_sample(
+        self, folder: Path, sample: SoundFiles, target: str, values: Mapping[str, Any]
+    ) -> tuple[str, int]:
+        """Write a table of sounds, as links beside it where they lie in files."""
+        rows = []
+        for number, (item, content) in enumerate(zip(sample.items, sample.contents, strict=True)):
+            path = link_or_write(content, folder / str(number), ".wav")
+            rows.append({"audio": path.name, "text": item.text, "label": item.label})
+        return super().write_sample(folder, rows, target, values)
+
+    def usual_size(self, config: Any, length: int) -> int:
+        """Return the frames that the family declares, whatever a model can read at once."""
+        return length
+
+    def example(
+        self, config: Any, batch: int, size: int, beside: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return spectrograms of so many frames, with transcripts if a decoder reads them."""
+        sound = torch.empty(batch, size, config.mels, device="meta")
+        if not config.decoder_depth:
+            return (sound,)
+        lengths = torch.empty(batch, dtype=torch.long, device="meta")
+        return sound, lengths, made_up_text(batch, min(config.max_length, TRANSCRIPT))
+
 
 def with_rate(given: Any) -> Samples | None:
     """Return samples that came with their rate: (array, rate), or as datasets has them."""
@@ -78,6 +220,134 @@ def with_rate(given: Any) -> Samples | None:
         array = np.asarray(array, np.float64)
     number = isinstance(rate, int | float | np.number) and rate == int(rate)
     return Samples(array, int(rate)) if number and np.ndim(array) else None
+
+
+def _readable(name: str, files: SoundFiles, quiet: bool) -> Part:
+    """Decode all sounds of a part, and keep those that can be read to their end."""
+
+    def one(i: int) -> Measured | str:
+        try:
+            samples = files.read(i, files.infos[i].rate)
+        except BrokenSound as mistake:
+            return str(mistake)
+        level = np.abs(samples)
+        source = digest((samples * 2**15).round().astype(np.int32).tobytes())
+        clipped = float((level >= FULL).mean())
+        return Measured(len(samples) / files.infos[i].rate, float(level.max()), clipped, source)
+
+    rows, measured, bad = [], [], list(files.bad)
+    with Progress(name, len(files), quiet=quiet) as bar:
+        for row, found in enumerate(in_threads(one, range(len(files)))):
+            if isinstance(found, str):
+                bad.append(found)
+            else:
+                rows.append(row)
+                measured.append(found)
+            bar.update(1)
+    whole = files.pick(rows)
+    whole.bad = bad
+    return Part(name, whole, measured)
+
+
+def _counts(part: Part, total: int) -> SoundCounts:
+    items = part.files.items
+    return SoundCounts(
+        len(items),
+        len(part.files.bad),
+        round(sum(one.seconds for one in part.measured), 2),
+        dict(Counter(info.rate for info in part.files.infos).most_common()),
+        class_counts(items),
+        sum(len(item.text.split()) for item in items),
+        total,
+    )
+
+
+# What single sounds show
+
+
+def _tell(
+    part: Part, fits: Callable[[int], bool], level: str, kind: str, text: str
+) -> Iterator[Finding]:
+    """Yield a finding on the sounds that it fits; the text is what they are, and the remedy."""
+    found = [i for i in range(len(part.files)) if fits(i)]
+    if not found:
+        return
+    what, _, remedy = text.partition("; ")
+    count = f"{plural(len(found), 'sound')} of {part.name} ({len(found) / len(part.files):.1%})"
+    where = part.files.items[found[0]].where
+    yield Finding(level, f"{count} {what}", where, remedy, kind, len(found))
+
+
+def _levels(part: Part) -> Iterator[Finding]:
+    """Tell of sounds in which nothing is heard, that are cut off at full scale, short or long."""
+    measured = part.measured
+    silent = "in which nothing is louder than 0.001 of full scale; record them again or remove them"
+    yield from _tell(part, lambda i: measured[i].loudest < SILENT, "warning", "silent", silent)
+    clipped = (
+        f"clipped, over {CLIPPED:.1%} of their samples at full scale; record them again at a lower "
+        "level, or keep them if what is to be heard later is clipped too"
+    )
+    yield from _tell(part, lambda i: measured[i].clipped > CLIPPED, "warning", "clipped", clipped)
+    short = f"shorter than {SHORT} seconds; remove what nothing can be heard in"
+    yield from _tell(part, lambda i: measured[i].seconds < SHORT, "warning", "short", short)
+    long = f"longer than {LONG:.0f} seconds; cut them at pauses, as memory grows with their length"
+    yield from _tell(part, lambda i: measured[i].seconds > LONG, "note", "long", long)
+    several = f"of several channels; {MEANT}: their mean is taken"
+    infos = part.files.infos
+    yield from _tell(part, lambda i: infos[i].channels > 1, "note", "channels", several)
+
+
+def _texts(part: Part) -> Iterator[Finding]:
+    """Tell of texts that do not go with the length of their sounds, and of odd characters."""
+    items, measured, format = part.files.items, part.measured, SoundFormat()
+
+    def too_long(i: int) -> bool:
+        frames = -(-format.frames(round(measured[i].seconds * format.rate)) // STRIDE)
+        return not alignable(frames, [ord(letter) for letter in items[i].text])
+
+    def too_short(i: int) -> bool:
+        return measured[i].seconds > 5 and len(items[i].text) < SLOW * measured[i].seconds
+
+    first = next(filter(too_long, range(len(items))), None)
+    if first is not None:
+        text = items[first].text
+        what = (
+            f"too short for their texts, such as {len(text):,} characters in "
+            f"{measured[first].seconds:.2f} seconds ({excerpt(text)!r}); correct them, leave them "
+            "out with broken=skip, or choose subsampling=2 or longer tokens with tokenizer=bpe"
+        )
+        level = "error" if part.name == "train" else "warning"  # training refuses them
+        yield from _tell(part, too_long, level, "long_text", what)
+    what = (
+        f"of over 5 seconds with a text of less than {SLOW} characters a second; is all of it "
+        "written down? Cut or mend them, or nothing if they are mostly pauses"
+    )
+    yield from _tell(part, too_short, "note", "short_text", what)
+    yield from odd_characters([item.text for item in items])
+
+
+# What only many sounds show
+
+
+def _rates(data: str, rates: Mapping[str, set[int]]) -> Iterator[Finding]:
+    """Yield what differs in the rates of parts."""
+    every = set().union(*rates.values()) if rates else set()
+    usual = SoundFormat().rate
+    if len(every) > 1:
+        shown = ", ".join(f"{rate:,}" for rate in sorted(every)[:6])
+        same = len({frozenset(some) for some in rates.values()}) == 1
+        what = f"sounds of {shown} Hz, all of which are resampled"
+        if not same:
+            what += "; parts differ in that: " + ", ".join(
+                f"{name} {min(some):,} to {max(some):,}" for name, some in rates.items()
+            )
+        remedy = f"{MEANT}; what lies above half of {min(every):,} Hz is missing in some"
+        yield Finding("note" if same else "warning", what, data, remedy, "rates")
+    elif every and max(every) < usual:
+        (rate,) = every
+        what = f"all sounds are of {rate:,} Hz, below the usual {usual:,}"
+        remedy = f"train with rate={rate}: it is faster, and nothing is lost"
+        yield Finding("note", what, data, remedy, "low_rate")
 
 
 SOUND = Sounds()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from regard.data.conversation import is_message
 from regard.data.documents import TEXT_KEYS, load_texts
@@ -11,13 +12,14 @@ from regard.data.labelled import WORD_KEYS
 from regard.data.parts import Dataset
 from regard.data.split import Split
 from regard.errors import UsageError
-from regard.modalities.base import Choose, Found, Modality
+from regard.modalities.base import Choose, Found, Modality, made_up_text
 
 
 class Text(Modality[Any]):
     """Texts as strings, and files whose lines or rows are texts."""
 
     name, key, one, many = "text", "src", "text", "texts"
+    in_rows = True
     columns = ("src", "source", "text", "input", "sentence", "question", "review", "prompt")
 
     def is_one(self, given: Any) -> bool:
@@ -55,6 +57,16 @@ class Text(Modality[Any]):
             return load_texts(data, need=(part,), trained=trained)
         except UsageError:
             return None
+
+    def words(self, beside: bool) -> tuple[str, str]:
+        """Return what one input and several are called: texts, or pairs of these."""
+        return ("pair", "pairs") if beside else (self.one, self.many)
+
+    def example(
+        self, config: Any, batch: int, size: int, beside: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return texts of so many tokens, or pairs of these."""
+        return (made_up_text(batch, size),) * (2 if beside else 1)
 
     def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
         """Return nothing: the lines or rows of a file are texts."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,16 @@ import torch
 from torch import Tensor
 
 from regard.attention.watch import watch
-from regard.data.image_files import holds_images
 from regard.data.label_clusters import FILE, cluster_labels, load_clusters, save_clusters
 from regard.data.labelled import FINENESS, Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
 from regard.data.rows import Row, TextBatch, TextBatches, collate
-from regard.data.series_files import holds_series
-from regard.data.sound_sets import holds_sounds
 from regard.data.split import SPLITS
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log
 from regard.layers.heads import ClassificationHead
 from regard.metrics.baselines import bigram_gain
+from regard.modalities import modality_of
 from regard.modalities.text import TEXT
 from regard.models import serving
 from regard.models.ensemble import members_of
@@ -414,9 +411,8 @@ class LabelledTexts(LabelledText):
 
 def other_modality(values: Mapping[str, Any]) -> str | None:
     """The task to train where data are images, sounds or series of numbers."""
-    numbers = partial(holds_series, columns=values.get("columns"))
-    tests = {"images": holds_images, "sounds": holds_sounds, "series": numbers}
-    return next((name for name, holds in tests.items() if holds(values.get("data"))), None)
+    inputs = modality_of(values.get("data"), values.get("columns"))
+    return None if inputs is None else inputs.tasks["label"]
 
 
 INPUTS = LabelledTexts()
