@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
     from regard.tasks.vision.captioning import Caption
-    from regard.tasks.vision.denoise import Denoise
-    from regard.tasks.vision.pretrain import Pretrain
     from regard.viewer.drawing import Drawing
 
 Place = str | Path
@@ -121,11 +119,7 @@ def check_finished(folder: Path) -> None:
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate"]
-) -> "Runner[Generated]": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["prefix"]
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix", "text"]
 ) -> "Runner[Generated]": ...
 @overload
 def load(
@@ -133,23 +127,11 @@ def load(
 ) -> "Runner[Written]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["text"]
-) -> "Runner[Generated]": ...
-@overload
-def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
 ) -> "Runner[Classified]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images"]
-) -> "Runner[Classified]": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["series"]
-) -> "Runner[Classified]": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["sounds"]
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images", "series", "sounds"]
 ) -> "Runner[Classified]": ...
 @overload
 def load(
@@ -171,14 +153,6 @@ def load(
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
 ) -> "Runner[Caption]": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["pretrain"]
-) -> "Pretrain": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
-) -> "Denoise": ...
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
 @overload

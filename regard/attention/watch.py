@@ -192,7 +192,8 @@ class Maps:
 class Holder(Protocol):
     """What has a model, such as that which regard.load returns."""
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module: ...
 
 
 _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
