@@ -302,7 +302,7 @@ def find_directions(
         at_most(data.parts[name], number, settings.seed)
         for name, number in (("train", settings.images), ("valid", settings.judged))
     )
-    with Progress("images", len(known) + len(held), quiet=quiet) as bar:
+    with Progress(task.inputs.many, len(known) + len(held), quiet=quiet) as bar:
         vectors = Vectors(space.encode(known, bar.update), known.labels, data.classes)
         starts = Vectors(space.encode(held, bar.update), held.labels, data.classes)
     found = find(vectors, settings)
