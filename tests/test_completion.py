@@ -8,7 +8,6 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -92,12 +91,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def read(self, end: str, seconds: float = 20.0) -> str:
-        """What is shown until an end, or for so long."""
-        seen, stop = "", time.monotonic() + seconds
-        while time.monotonic() < stop and not re.search(end, seen):
-            if select.select([self.master], [], [], 0.1)[0]:
-                seen += os.read(self.master, 65536).decode(errors="replace")
+    def read(self, end: str, patience: int = 20) -> str:
+        """What is shown until an end, or until nothing more is for so many seconds."""
+        seen = ""
+        while not re.search(end, seen) and select.select([self.master], [], [], patience)[0]:
+            seen += os.read(self.master, 65536).decode(errors="replace")
         return seen
 
     def close(self) -> None:

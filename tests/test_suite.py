@@ -77,3 +77,17 @@ def test_the_table_of_planted_bugs_is_whole():
         tests = [word for word in row["tests"].split() if word.endswith(".py")]
         assert tests and all((TESTS / name).is_file() for name in tests)
         assert row["old"] != row["new"] and row["file"] and None not in row.values()
+
+
+def test_the_text_of_each_planted_bug_is_found_in_one_place():
+    """A row whose code has changed plants nothing; `bench/planted.py` would call it stale."""
+    sources = (TESTS.parent / "regard").rglob("*")
+    texts = {p: p.read_text("utf-8") for p in sources if p.suffix in (".py", ".c", ".h")}
+    path = TESTS.parent / "bench" / "planted.tsv"
+    stale = {}
+    for row in path.read_text(encoding="utf-8").splitlines()[1:]:
+        name, file, old, *_ = (cell.replace("\\n", "\n") for cell in row.split("\t"))
+        once = [str(place) for place, text in texts.items() if text.count(old) == 1]
+        if len(once) != 1 and not any(place.endswith(f"/regard/{file}") for place in once):
+            stale[name] = len(once)
+    assert not stale
