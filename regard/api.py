@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
     from regard.tasks.vision.captioning import Caption
+    from regard.tasks.vision.noise import Denoised
     from regard.viewer.drawing import Drawing
 
 Place = str | Path
@@ -153,6 +154,10 @@ def load(
 def load(
     name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
 ) -> "Runner[Caption]": ...
+@overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
+) -> "Runner[Denoised]": ...
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
 @overload

@@ -24,7 +24,7 @@ from regard.metrics.image import psnr
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
-from regard.tasks.vision.denoise import Crops, Denoise
+from regard.tasks.vision.denoise import DENOISE, Crops
 from regard.viewer.placement import token_weights
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
@@ -256,7 +256,7 @@ def test_noise_is_taken_out_of_images_that_were_never_seen(trained, tmp_path):
 
 def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
     parts = load_photos(str(data), valid="0.1", channels=1).parts
-    settings = Denoise.resolve({"data": str(data), **FAST})
+    settings = DENOISE.resolve({"data": str(data), **FAST})
     one, two = (Crops(parts["train"], settings) for _ in range(2))
     for n in (5, 0, 5):
         for a, b in zip(one[n], two[n], strict=True):
@@ -270,13 +270,13 @@ def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
 
 
 def test_pieces_are_cut_from_everywhere_and_turned_in_eight_ways(data):
-    settings = Denoise.resolve({"data": str(data), **FAST, "image": 2, "window": 2})
+    settings = DENOISE.resolve({"data": str(data), **FAST, "image": 2, "window": 2})
     image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
     task = Crops([Photo("", "0", image)], settings)
     chance = np.random.default_rng(0)
     seen = {tuple(task.crop(task.images[0], chance).flatten().tolist()) for _ in range(1000)}
     assert len(seen) == 4 * 8
-    small = Crops([Photo("", "0", image)], Denoise.resolve({"data": "x", **FAST}))
+    small = Crops([Photo("", "0", image)], DENOISE.resolve({"data": "x", **FAST}))
     assert small.images[0].shape == (16, 16)
     assert small[0].clean.shape == (8, 1, 16, 16)
 
@@ -292,8 +292,10 @@ def test_train_and_valid_share_no_image_and_lose_none(data):
 def test_pieces_of_a_large_image_are_denoised_as_the_whole(trained):
     model = regard.load(trained)
     image = torch.rand(1, 90, 210, generator=torch.Generator().manual_seed(0))
-    at_once = model.clean(image, 0.1)
-    torch.testing.assert_close(model.clean(image, 0.1, side=40), at_once, atol=2e-6, rtol=0)
+    at_once = model.predictor.clean(image, 0.1)
+    torch.testing.assert_close(
+        model.predictor.clean(image, 0.1, side=40), at_once, atol=2e-6, rtol=0
+    )
 
 
 def test_colours_are_denoised_one_by_one(trained):
@@ -419,7 +421,7 @@ def test_models_are_compared_on_the_same_noise(trained, data, tmp_path):
 
 @pytest.mark.parametrize("name", [n for n in RECIPES if recipe(n).TASK == "denoise"])
 def test_recipes_use_keys_that_there_are(name):
-    settings = Denoise.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
+    settings = DENOISE.resolve({**recipe(name).SETTINGS, "data": "somewhere"})
     with torch.device("meta"):
         Denoiser(settings.model)
     assert " ".join((recipe(name).__doc__ or "").split()).count("regard train") == 1

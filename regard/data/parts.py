@@ -44,8 +44,8 @@ class Dataset(Generic[Rows]):
         """A hash of what is trained and validated on."""
         raise NotImplementedError
 
-    def part_sha(self, part: str) -> str:
-        """Return a hash of the rows of one part."""
+    def part_sha(self, part: str) -> str | list[str]:
+        """Hash of the rows of one part, or that of each."""
         return self.parts[part].sha  # type: ignore[attr-defined]
 
 

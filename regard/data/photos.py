@@ -58,6 +58,10 @@ class Photos(Dataset[list[Photo]]):
         hashes = [[photo.hash for photo in self.parts[name]] for name in ("train", "valid")]
         return hashlib.sha256(repr(hashes).encode()).hexdigest()
 
+    def part_sha(self, part: str) -> list[str]:
+        """Hash of each photo of a part."""
+        return [photo.hash for photo in self.parts[part]]
+
 
 def load_photos(
     data: str,

@@ -90,7 +90,7 @@ TASKS: dict[str, Entry] = {
     ),
     "denoise": Entry(
         "regard.tasks.vision.denoise",
-        "Denoise",
+        "DENOISE",
         (
             "regard train denoise data=photos minutes=30 out=runs/denoiser",
             "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.data.parts import Dataset
 from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
-from regard.metrics.evaluation import Evaluation
+from regard.metrics.evaluation import Evaluation, write_outputs
 from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
@@ -393,6 +393,12 @@ class Judge(Generic[D]):
     ) -> list[dict[str, Any]]:
         """Predictions as rows of the file that outputs= names."""
         raise NotImplementedError
+
+    def write_outputs(
+        self, runner: "Runner[Any]", data: D, predictions: Any, settings: Any
+    ) -> None:
+        """Write the predictions where outputs= says."""
+        write_outputs(settings.outputs, self.outputs(runner, data, predictions, settings))
 
 
 def validation(

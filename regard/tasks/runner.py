@@ -18,7 +18,7 @@ from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, log, lookup
-from regard.metrics.evaluation import Evaluation, provenance, write_outputs
+from regard.metrics.evaluation import Evaluation, provenance
 from regard.modalities.base import Found, Modality, One
 from regard.native import fast
 from regard.native.processor import DTYPES
@@ -342,7 +342,7 @@ class Runner(Generic[A]):
                 **provenance(),
             }
         if asked.outputs:
-            write_outputs(asked.outputs, judge.outputs(runner, data, predictions, asked))
+            judge.write_outputs(runner, data, predictions, asked)
         return (judged.Result or judge.Result)(
             names[0],
             scores,

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.image_format import SUFFIXES, ImageFormat
@@ -16,17 +16,28 @@ from regard.data.photos import Photo, Photos, load_photos
 from regard.errors import UsageError
 from regard.metrics.image import psnr
 from regard.metrics.results import key_of
-from regard.metrics.score import compare_means
+from regard.metrics.score import Comparison, compare_means
 from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT
-from regard.tasks.frame.task import Judged, NoCodec, Task
+from regard.tasks.parts import (
+    Judge,
+    Learnt,
+    Lesson,
+    NoCodec,
+    Objective,
+    Predictor,
+    ScoredPredictions,
+    System,
+    Task,
+    build_model,
+)
+from regard.tasks.runner import Runner
 from regard.tasks.vision.noise import (
     FAMILY,
     LOSSES,
-    Batch,
     Crops,
     Denoised,
     EvalDenoise,
@@ -40,6 +51,7 @@ from regard.tasks.vision.noise import (
     with_noise,
     write_image,
 )
+from regard.viewer.picture import Picture
 
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 SIDE = 1024  # pixels to a side that are denoised at once
@@ -47,12 +59,12 @@ NOISY = "the noisy images"
 
 
 def _noisy(photos: Sequence[Photo], level: float, seed: int) -> list[Tensor]:
-    """Return photos with Gaussian noise of a level, of 255."""
+    """Photos with Gaussian noise of a level, of 255."""
     return [photo.clean() + level / 255 * photo.noise(seed) for photo in photos]
 
 
 def _psnr_by_level(
-    photos: Sequence[Any], denoise: Callable[[Tensor, float], Tensor]
+    photos: Sequence[Photo], denoise: Callable[[Tensor, float], Tensor]
 ) -> dict[str, float]:
     """PSNR at some levels of noise, and their mean."""
     scores = {}
@@ -65,13 +77,11 @@ def _psnr_by_level(
     return {"psnr": sum(scores.values()) / len(scores), **scores}
 
 
-class Denoise(Task[NoCodec, Any]):
-    """Take the noise out of images, grey or channel by channel."""
+class DenoiseObjective(Objective):
+    """Learns to take Gaussian noise of many levels out of crops of grey images."""
 
-    name, holds, unit, inputs, dynamic = "denoise", "clean images", "images", IMAGE, False
-    target = ""
-    Train, Run, Eval, Look = TrainDenoise, RunDenoise, EvalDenoise, LookDenoise
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    Settings = TrainDenoise
+    sizes = {
         "tiny": {"lr": 0.004, "batch": 8, "steps": 4000},
         "small": {"lr": 0.003, "batch": 16, "steps": 8000},
         "base": {"lr": 0.002, "batch": 16, "steps": 30_000},
@@ -87,10 +97,9 @@ class Denoise(Task[NoCodec, Any]):
         "score": "model.block.score",
     }
 
-    # Training
-
-    @classmethod
-    def checked(cls, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def check(
+        self, settings: TrainDenoise, values: Mapping[str, Any], origin: Origin | None
+    ) -> TrainDenoise:
         """Refuse levels of noise out of order."""
         noise = settings.noise
         if len(noise) != 2 or noise[0] > noise[1] or not noise[1]:
@@ -98,87 +107,67 @@ class Denoise(Task[NoCodec, Any]):
             raise UsageError(f"noise={told}; expected the least and the largest, such as 5,55")
         return settings
 
-    @classmethod
-    def read(cls, settings: Any, origin: Origin | None) -> Photos:
-        """Read grey images to train and to validate on."""
+    def read(self, settings: TrainDenoise, origin: Origin | None) -> Photos:
+        """Grey images to train and to validate on."""
         given = {"valid": settings.valid, "test": settings.test, "broken": settings.broken}
-        return load_photos(settings.data, channels=1, **given)
+        return load_photos(str(settings.data), channels=1, **given)
 
-    @classmethod
-    def make_codec(cls, data: Photos, settings: Any, learnt: Any, origin: Any) -> NoCodec:
-        """Return nothing: images are read as they are."""
+    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> NoCodec:
+        """Nothing: images are read as they are."""
         return NoCodec()
 
-    @classmethod
-    def make_model(cls, data: Photos, codec: NoCodec, settings: Any, origin: Any) -> Any:
-        """Build the denoiser."""
-        return FAMILY, cls.build(FAMILY, settings.model, settings, origin)
+    def model(
+        self, data: Any, codec: NoCodec, settings: TrainDenoise, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """The denoiser."""
+        return FAMILY, build_model(FAMILY, settings.model, settings, origin)
 
-    def batches(self, data: Photos, settings: Any) -> Crops:
-        """Return batches of crops with noise."""
-        self.tokens = (settings.model.image // settings.model.patch) ** 2
-        self.error = LOSSES[settings.loss]
-        return Crops(data["train"], settings)
-
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the pixels, which the loss counts, and their tokens."""
-        return batch.clean.numel(), len(batch.clean) * self.tokens
-
-    def loss(self, batch: Batch, settings: Any) -> Tensor:
-        """Return the summed error of all pixels."""
-        return self.error(self.model(batch.noisy, batch.sigma) - batch.clean).sum()
-
-    def validate(self, data: Photos, settings: Any, share: float = 1.0) -> dict[str, float]:
-        """Return the PSNR on the validation part at some levels of noise, and their mean."""
-        scores = _psnr_by_level(data["valid"], self.clean)
-        return {**scores, "better": scores["psnr"]}
-
-    def baselines(self, data: Photos, settings: Any) -> dict[str, dict[str, float]]:
-        """PSNR of the validation part with its noise."""
-        return {NOISY: _psnr_by_level(data["valid"], lambda noisy, sigma: noisy)}
-
-    def title(self, data: Photos, settings: Any) -> str:
-        """Return what the model card says that the model is."""
+    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+        """Batches of crops with noise, and the error of their pixels."""
+        model, error = runner.model, LOSSES[settings.loss]
+        tokens = (settings.model.image // settings.model.patch) ** 2
         low, high = settings.noise
-        return f"Takes noise of {low:g} to {high:g} (standard deviation, of 255) out of images"
 
-    def facts(self, data: Photos, settings: Any) -> dict[str, Any]:
-        """Return what recipe.json says beside the settings."""
-        return {"images": len(data["train"])}
+        def validate(share: float) -> dict[str, float]:
+            scores = _psnr_by_level(data["valid"], runner.predictor.clean)
+            return {**scores, "better": scores["psnr"]}
 
-    # Using
+        return Lesson(
+            batches=Crops(data["train"], settings),
+            count=lambda batch: (batch.clean.numel(), len(batch.clean) * tokens),
+            loss=lambda batch: error(model(batch.noisy, batch.sigma) - batch.clean).sum(),
+            validate=validate,
+            title=f"Takes noise of {low:g} to {high:g} (standard deviation, of 255) out of images",
+            facts={"images": len(data["train"])},
+            baselines=lambda: {NOISY: _psnr_by_level(data["valid"], lambda noisy, sigma: noisy)},
+            dynamic=False,
+        )
 
-    @classmethod
-    def load_codec(cls, folder: Path, model: Model, config: Mapping[str, Any]) -> NoCodec:
-        """Refuse a model that cannot denoise."""
-        if config["family"] != FAMILY:
-            raise UsageError(
-                f"{folder / 'config.json'}: a {config['family']} cannot denoise; expected a "
-                "denoiser, trained with: regard train denoise"
-            )
-        return NoCodec()
 
-    def check_run(self, settings: Any) -> Any:
-        """Refuse files that are no images."""
-        out = getattr(settings, "out", None)
+class Denoising(Predictor[Denoised]):
+    """Takes the noise out of images, grey or channel by channel."""
+
+    Settings, Look = RunDenoise, LookDenoise
+
+    def check(self, settings: Any) -> Any:
+        """Refuse files to write that are no images."""
+        out = settings.out if isinstance(settings, RunDenoise) else None
         suffix = Path(out).suffix.lower() if out else ""
         if suffix and suffix not in SUFFIXES and not Path(str(out)).is_dir():
             raise UsageError(
                 f"out={out} is no kind of image that can be written; end it in "
                 f"{', '.join(sorted(SUFFIXES))}, or name a folder"
             )
-        if getattr(settings, "sigma", None) == ():
-            raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
         return settings
 
     @torch.inference_mode()
     def level(self, image: Tensor) -> float:
-        """Estimate the standard deviation of the noise of an image (c, h, w) from 0 to 1."""
+        """Estimated standard deviation of the noise of an image (c, h, w) from 0 to 1."""
         return float(self.model.level(image[:, None].to(self.device)).mean())
 
     @torch.inference_mode()
     def clean(self, image: Tensor, sigma: float | None = None, side: int = SIDE) -> Tensor:
-        """Return an image (c, h, w) from 0 to 1 without its noise of standard deviation sigma.
+        """An image (c, h, w) from 0 to 1 without its noise of standard deviation sigma.
 
         A large one is denoised in crops that overlap by as much as the model sees.
         """
@@ -222,72 +211,7 @@ class Denoise(Task[NoCodec, Any]):
         before, after = (float(psnr(x, clean)) for x in (noisy, denoised))
         return Denoised(pixels, 255 * sigma, where, before, after)
 
-    # Judging
-
-    def read_test(self, settings: Any) -> Photos:
-        """Read clean images."""
-        given = {"need": (settings.part,), "broken": settings.broken, "trained": self.trained}
-        return load_photos(settings.data, **given)
-
-    def data_hash(self, data: Photos, settings: Any) -> Any:
-        """Return the hashes of the images."""
-        return [photo.hash for photo in data[settings.part]]
-
-    def predict_examples(self, data: Photos, settings: Any) -> dict[float, list[Tensor]]:
-        """Denoise the images of each level."""
-        return {
-            level: [
-                self.clean(image, None if settings.blind else level / 255)
-                for image in _noisy(data[settings.part], level, settings.seed)
-            ]
-            for level in settings.sigma
-        }
-
-    def judge(self, data: Photos, predictions: Any, settings: Any) -> Judged:
-        """Return PSNR and SSIM at each level, beside those of the noisy images and of filters."""
-        photos = data[settings.part]
-        clean, scores = [photo.clean() for photo in photos], []
-        baseline: dict[str, float] = {}
-        for level, images in predictions.items():
-            made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
-            scores += image_scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
-            noisy = _noisy(photos, level, settings.seed)
-            scores += image_scores(f"at {level:g} of {NOISY}", noisy, clean, made)
-            ours, theirs = scores[-4:-2], scores[-2:]
-            pairs = zip(ours, theirs, strict=True)
-            baseline |= {key_of(model.name): noise.value for model, noise in pairs}
-            if settings.filters:
-                scores += filter_scores(settings, level, noisy, clean, made)
-        count = len(photos) * len(settings.sigma)
-        return Judged(scores, count, {"baselines": {NOISY: baseline}})
-
-    def compare(self, data: Photos, ours: Any, theirs: Any, settings: Any) -> Any:
-        """Compare the PSNR of each level by a paired bootstrap."""
-        clean, rows = [photo.clean() for photo in data[settings.part]], []
-        for level in ours:
-            name = f"PSNR at {level:g}"
-            mine, other = (
-                {name: [float(psnr(*pair)) for pair in zip(side[level], clean, strict=True)]}
-                for side in (ours, theirs)
-            )
-            rows += compare_means(mine, other, settings.samples, unit="images")
-        return rows
-
-    def write_outputs(self, data: Photos, predictions: Any, settings: Any) -> None:
-        """Write the denoised images into a folder."""
-        for level, images in predictions.items():
-            photos = zip(data[settings.part], images, strict=True)
-            for number, (photo, image) in enumerate(photos, 1):
-                name = f"{number}-{Path(photo.where).stem}-{level:g}.png"
-                write_image(as_image(image), Path(settings.outputs) / name)
-
-    def made_with(self, settings: Any) -> dict[str, Any]:
-        """Return the levels of noise and their seed."""
-        return {"sigma": list(settings.sigma), "seed": settings.seed}
-
-    # Looking
-
-    def explain(self, given: Any, settings: Any) -> Any:
+    def explain(self, given: Any, settings: LookDenoise) -> Picture:
         """Denoise a crop of an image and gather where the pixel in its middle looked."""
         from regard.filters.nonlocal_means import nonlocal_means_weights
         from regard.layers.layout import TokenGrid
@@ -295,7 +219,7 @@ class Denoise(Task[NoCodec, Any]):
         from regard.viewer.picture import Placement
 
         view = VIEWS[settings.view]
-        clean = torch.tensor(ImageFormat(channels=1).read(IMAGE.check(given))).float() / 255
+        clean = torch.tensor(ImageFormat(channels=1).read(given)).float() / 255
         noisy, sigma = with_noise(clean, settings)
         sigma = self.level(noisy) if sigma is None else sigma
         x, y = _pixel(settings.at, clean.shape[2], clean.shape[1])
@@ -334,8 +258,86 @@ class Denoise(Task[NoCodec, Any]):
         return replace(picture, views=[*picture.views, by_hand])
 
 
+class DenoiseJudge(Judge[Photos]):
+    """Judges images that noise was added to by how near they come to what they were."""
+
+    Settings = EvalDenoise
+
+    def check(self, settings: EvalDenoise, given: Mapping[str, Any]) -> None:
+        """Refuse an evaluation without noise."""
+        if not settings.sigma:
+            raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
+
+    def read(self, runner: Runner[Any], settings: EvalDenoise) -> Photos:
+        """Clean images."""
+        given = {"need": (settings.part,), "broken": settings.broken, "trained": runner.trained}
+        return load_photos(str(settings.data), **given)
+
+    def predict(
+        self, runner: Runner[Any], data: Photos, settings: EvalDenoise, like: Any = None
+    ) -> dict[float, list[Tensor]]:
+        """Denoised images of each level."""
+        return {
+            level: [
+                runner.predictor.clean(image, None if settings.blind else level / 255)
+                for image in _noisy(data[settings.part], level, settings.seed)
+            ]
+            for level in settings.sigma
+        }
+
+    def score(
+        self,
+        runner: Runner[Any],
+        data: Photos,
+        predictions: dict[float, list[Tensor]],
+        settings: EvalDenoise,
+        systems: Sequence[System] = (),
+    ) -> ScoredPredictions:
+        """PSNR and SSIM at each level, beside those of the noisy images and of filters."""
+        photos = data[settings.part]
+        clean, scores = [photo.clean() for photo in photos], []
+        baseline: dict[str, float] = {}
+        for level, images in predictions.items():
+            made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
+            scores += image_scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
+            noisy = _noisy(photos, level, settings.seed)
+            scores += image_scores(f"at {level:g} of {NOISY}", noisy, clean, made)
+            ours, theirs = scores[-4:-2], scores[-2:]
+            pairs = zip(ours, theirs, strict=True)
+            baseline |= {key_of(model.name): noise.value for model, noise in pairs}
+            if settings.filters:
+                scores += filter_scores(settings, level, noisy, clean, made)
+        count = len(photos) * len(settings.sigma)
+        made_with = {"sigma": list(settings.sigma), "seed": settings.seed}
+        return ScoredPredictions(scores, count, {"baselines": {NOISY: baseline}}, made_with)
+
+    def compare(
+        self, runner: Runner[Any], data: Photos, theirs: System, ours: Any, settings: Any
+    ) -> list[Comparison]:
+        """PSNR of each level compared by a paired bootstrap."""
+        clean, rows = [photo.clean() for photo in data[settings.part]], []
+        for level in ours:
+            name = f"PSNR at {level:g}"
+            mine, other = (
+                {name: [float(psnr(*pair)) for pair in zip(side[level], clean, strict=True)]}
+                for side in (ours, theirs.predictions)
+            )
+            rows += compare_means(mine, other, settings.samples, unit="images")
+        return rows
+
+    def write_outputs(
+        self, runner: Runner[Any], data: Photos, predictions: Any, settings: Any
+    ) -> None:
+        """Write the denoised images into a folder."""
+        for level, images in predictions.items():
+            photos = zip(data[settings.part], images, strict=True)
+            for number, (photo, image) in enumerate(photos, 1):
+                name = f"{number}-{Path(photo.where).stem}-{level:g}.png"
+                write_image(as_image(image), Path(settings.outputs) / name)
+
+
 def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:
-    """Read which pixel is asked about."""
+    """The pixel that is asked about."""
     from regard.viewer.placement import parse_query_point
 
     if at.strip().lower() == "middle":
@@ -348,6 +350,30 @@ def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:
 
 
 def _span(at: int, piece: int, whole: int) -> slice:
-    """Return what is around a pixel, cut where windows of the whole image are."""
+    """What is around a pixel, cut where windows of the whole image are."""
     first, last = max(0, at - piece // 2) // whole, -(-(at + piece // 2) // whole)
     return slice(first * whole, max(first + 1, last) * whole)
+
+
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> NoCodec:
+    """Refuse a model that cannot denoise."""
+    if config["family"] != FAMILY:
+        raise UsageError(
+            f"{folder / 'config.json'}: a {config['family']} cannot denoise; expected a "
+            "denoiser, trained with: regard train denoise"
+        )
+    return NoCodec()
+
+
+DENOISE = Task(
+    name="denoise",
+    holds="clean images",
+    inputs=IMAGE,
+    predictor=Denoising,
+    judge=DenoiseJudge(),
+    load_codec=load_codec,
+    objective=DenoiseObjective(),
+    target="",
+    unit="images",
+    judged=EvalDenoise,
+)

@@ -22,7 +22,7 @@ from regard.metrics.score import Score
 from regard.models import family
 from regard.settings import setting
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer
+from regard.tasks.parts import Answer
 from regard.training.progress import Progress
 
 FAMILY = "denoiser"
