@@ -51,7 +51,7 @@ class Training(NamedTuple):
 
 
 # what can be trained: a task, even one that a user adds, or a recipe
-TRAININGS = ChainMap(
+TRAININGS: ChainMap[str, Any] = ChainMap(
     TASKS,
     {
         name: Training((f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10"))
