@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.parts import Dataset
 from regard.metrics.baselines import Baselines
-from regard.models import task_changes
+from regard.models import serving, task_changes
 from regard.models.folder import load_folder
 from regard.tasks.frame.origin import Origin
 from regard.tasks.labels.judge import LabelJudge, baseline_scores, valid_scores
@@ -117,6 +117,10 @@ class LabelObjective(Objective):
     ):
         self.inputs, self.Settings, self.published_sizes = inputs, settings, published_sizes
         self.sizes, self.short = sizes, short
+
+    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Families that have a head for such labels."""
+        return serving(self.inputs.task)
 
     def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Config of a family before the user's keys."""
