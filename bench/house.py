@@ -21,9 +21,14 @@ from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from regard.cli import main
-from regard.settings import describe
+from regard.help import trained
 from regard.tasks import TASKS, task
-from regard.tasks.frame.task import Task
+from regard.tasks.frame.settings import flat
+from regard.tasks.labels.classifier import LabelCodec, NoneOfThese
+from regard.tasks.labels.decision import Decision
+from regard.tasks.labels.objective import LabelledInputs
+from regard.tasks.parts import Codec, Judge, Objective, Predictor, Task
+from regard.tasks.runner import Runner
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "regard"
@@ -31,6 +36,8 @@ MODALITIES = {"image", "images", "audio", "sound", "sounds", "series"}
 # where nobody needs to know a modality by its name, but for files that are named after one
 ASK_THE_MODALITY = ("cli.py", "api.py", "examine", "costs", "insight", "lab", "tasks/frame")
 ANY = {"settings", "config", "data", "given"}
+PARTS_OF_TASKS = {"text", "vision", "sound", "labels", "series.py"}  # of tasks/, beside its frame
+FOR_LABELS = ("LabelledInputs", "LabelCodec", "NoneOfThese", "Decision")
 
 
 class Measure(NamedTuple):
@@ -73,25 +80,58 @@ def statements(paths: list[Path]) -> int:
     return count
 
 
-def own_classes() -> dict[str, int]:
-    """Number of classes of the package that the model of each task inherits from, and itself."""
-    return {
-        name: sum(each.__module__.startswith("regard") for each in task(name).__mro__)
-        for name in TASKS
-    }
+def own_classes(kind: type) -> int:
+    """Number of classes of the package that a class is or inherits from."""
+    return sum(each.__module__.partition(".")[0] == "regard" for each in kind.__mro__)
 
 
-def hooks() -> dict[str, int]:
-    """Public methods of Task that tasks override, and how many tasks have such a one."""
+def loaded(name: str) -> type:
+    """Class of what `load` returns for a model of a task."""
+    kind = task(name)
+    return kind if isinstance(kind, type) else Runner  # a task that is still one class
+
+
+def part_classes(row: Task) -> dict[type, type]:
+    """Classes of the parts of a task by the class that each derives from."""
+    predictor = getattr(row.predictor, "make", row.predictor)
+    found = {Judge: type(row.judge), Predictor: getattr(predictor, "func", predictor)}
+    if row.objective is not None:
+        found[Objective] = type(row.objective)
+    if inputs := getattr(row.objective, "inputs", None):
+        found[LabelledInputs] = type(inputs)
+    return found
+
+
+def methods(kind: type) -> list[str]:
+    """Public methods and properties that a class declares itself."""
     kinds = FunctionType | classmethod | staticmethod | property
-    public = {name: value for name, value in vars(Task).items() if not name.startswith("_")}
-    methods = [name for name, value in public.items() if isinstance(value, kinds)]
-    own = {name: _resolved(Task, name) for name in methods}
-    counts = {
-        name: sum(_resolved(task(each), name) is not own[name] for each in TASKS)
-        for name in methods
-    }
-    return {name: count for name, count in counts.items() if count}
+    return [n for n, value in vars(kind).items() if isinstance(value, kinds) and n[0] != "_"]
+
+
+def undeclared() -> set[str]:
+    """What is asked of a predictor beside its declared methods, if it has that."""
+    asked, words = set[str](), r'predictor(?:_of\(task\))?(?:\.|, ")([a-z]\w*)'
+    for path in files():
+        if not set(path.relative_to(PACKAGE).parts[1:2]) & PARTS_OF_TASKS:
+            asked |= set(re.findall(words, path.read_text()))
+    return asked - {*dir(Predictor), "model", "codec", "config", "device"}
+
+
+def hooks() -> dict[str, dict[str, int]]:
+    """Methods that the author of a task may implement, by part, and how many tasks do."""
+    rows = [row for row in map(task, TASKS) if isinstance(row, Task)]
+    found: dict[str, dict[str, int]] = {}
+    for base in (Objective, Predictor, Judge, LabelledInputs):
+        own = [part_classes(row).get(base, base) for row in rows]
+        found[base.__name__] = {
+            name: sum(_resolved(kind, name) is not vars(base)[name] for kind in own)
+            for name in methods(base)
+        }
+    for protocol in (Codec, LabelCodec, NoneOfThese, Decision):  # whoever is one has all of them
+        found[protocol.__name__] = dict.fromkeys(methods(protocol), len(rows))
+    predictors = [part_classes(row)[Predictor] for row in rows]
+    asked = {name: sum(hasattr(p, name) for p in predictors) for name in sorted(undeclared())}
+    return {**found, "asked for by name": {name: n for name, n in asked.items() if n}}
 
 
 def _resolved(cls: type, name: str) -> Any:
@@ -182,18 +222,27 @@ def wrong_defaults() -> dict[str, list[str]]:
     found = {}
     for name in TASKS:
         kind = task(name)
-        if kind.target is None:
+        if not trained(kind):
             continue
-        settings = kind.resolve({"data": "x"})
-        real = {row.key: row.default or "none" for row in describe(kind.Train, base=settings)}
-        shown = {}
-        for line in quietly("train", name, "--help").splitlines():
-            if row := re.fullmatch(r"\s+(\S+)\s.*\((?:[^()]*, )?([^()]*)\)", line):
-                shown.setdefault(row[1], row[2])
-        wrong = [key for key in real.keys() & shown.keys() if shown[key] != real[key]]
-        if wrong := sorted(set(wrong) - {"data"}):
+        real = flat(kind.resolve({"data": "x"}))
+        for key, longs in kind.short.items():
+            if isinstance(longs, str) and longs in real:
+                real[key] = real[longs]
+        page = re.sub(r"\n {5,}", " ", quietly("train", name, "--help"))
+        rows = re.findall(r"^  (\S+) .*\((?:[^()]*, )?([^()]*)\)$", page, re.MULTILINE)
+        wrong = {key for key, shown in rows if key in real and _shown(real[key]) != shown}
+        if wrong := sorted(wrong - {"data", "out"}):
             found[name] = wrong
     return found
+
+
+def _shown(value: Any) -> str:
+    """A value as a page shows it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_shown, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value in (None, "") else str(value)
 
 
 def two_meanings() -> tuple[set[str], set[str]]:
@@ -222,12 +271,15 @@ def measures() -> Iterator[Measure]:
     whole = statements([path for path in files() if path not in gallery])
     apart = f" and {statements(gallery):,} of gallery" if gallery else ""
     yield Measure("statements in regard/", f"{whole:,}{apart}", "33,000")
-    depths = own_classes()
+    depths = {name: own_classes(loaded(name)) for name in TASKS}
     deepest = max(depths, key=lambda name: depths[name])
     yield Measure("own classes of what load returns", f"{depths[deepest]} ({deepest})", "2")
-    counts = hooks()
-    single = sum(count == 1 for count in counts.values())
-    yield Measure("methods a task may implement", f"{len(counts)}, {single} for one task", "20, 0")
+    by_part = hooks()
+    every = {part: len(names) for part, names in by_part.items()}
+    labels = sum(every[part] for part in FOR_LABELS)
+    single = sum(count == 1 for names in by_part.values() for count in names.values())
+    now = f"{sum(every.values()) - labels} and {labels} of labels, {single} for one task"
+    yield Measure("methods a task may implement", now, "20, 0")
     bars = {"train translate": "5, 15", "run letters": "3, 8"}
     for what, found in walks():
         now = f"{len(found)}, {sum(found.values())}"
