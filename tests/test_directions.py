@@ -101,7 +101,7 @@ def test_images_of_any_side_are_painted_in_their_size(image):
 
 def test_it_rebuilds_what_it_saw(home):
     model = regard.load(home / "vae")
-    whole = model.whole()
+    whole = model.predictor.whole()
     picture = np.stack([shape(kind, np.random.default_rng(7)) for kind in SHAPES])
     pixels = model.format.normalise(torch.from_numpy(picture).unsqueeze(1))
     with torch.no_grad():

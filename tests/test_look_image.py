@@ -26,7 +26,7 @@ from regard.models.folder import save_config, save_weights
 from regard.tasks.runner import Runner
 from regard.tasks.vision.images import TASK as IMAGES
 from regard.tasks.vision.photos import ImageCodec
-from regard.tasks.vision.pretrain import Pretrain
+from regard.tasks.vision.pretrain import PRETRAIN
 from regard.viewer.html import MAX_IMAGE_WEIGHTS, page
 from regard.viewer.image import (
     filters,
@@ -493,14 +493,15 @@ def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     _, mae = pretrainer("mae")
     config = replace(preset("vit", "tiny"), labels=0)
     model = family("vit")[1](config).eval()
-    encoder = Pretrain(model, ImageCodec(ImageFormat(32, 3)))
+    encoder = PRETRAIN.bind(model, ImageCodec(ImageFormat(32, 3)), {})
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
     with pytest.raises(UsageError, match="is not known; only its vectors are"):
         encoder.picture(photo, view="rebuilt")
     with pytest.raises(UsageError, match="unknown view 'masked'; choose from .*rebuilt"):
         encoder.picture(photo, view="masked")
     block = replace(config.block, width=48, ffn_width=96)
-    monkeypatch.setattr(encoder, "whole", lambda: mae(model, pretrainer("mae")[0](block=block)))
+    around = mae(model, pretrainer("mae")[0](block=block))
+    monkeypatch.setattr(encoder.predictor, "whole", lambda: around)
     picture = encoder.picture(photo, view="rebuilt")
     original, masked, rebuilt = (tile.pixels for tile in picture.tiles)
     hidden = (masked == 127).all(-1)

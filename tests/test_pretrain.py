@@ -23,7 +23,7 @@ from regard.data.augment import grey, hue, jitter, step_rng
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
-from regard.models import PRETRAINERS, family, preset, pretrainer
+from regard.models import PRETRAINERS, family, preset, pretrainer, serving
 from regard.models.contrast import (
     ImageTextConfig,
     ImageTextContrast,
@@ -35,8 +35,9 @@ from regard.models.folder import load_folder, on_meta
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, patchify, unpatchify
 from regard.models.swin import Swin
 from regard.models.vit import ViT
+from regard.tasks.prepare import CodecBuilder
 from regard.tasks.vision.photos import ImageCodec
-from regard.tasks.vision.pretrain import Pretrain
+from regard.tasks.vision.pretrain import PRETRAIN
 from regard.tasks.vision.pretraining import MaskedBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
@@ -259,7 +260,7 @@ def test_mae_equals_transformers(tmp_path, normalised):
     for name, folder in (("raw", tmp_path / "theirs"), ("ours", tmp_path / "ours")):
         if name == "ours":
             regard.import_model(tmp_path / "theirs", out=str(folder))
-        whole = regard.load(folder).whole()
+        whole = regard.load(folder).predictor.whole()
         painted, masked = whole(images, noise)
         torch.testing.assert_close(painted, wanted.logits, atol=2e-5, rtol=1e-5)
         assert torch.equal(masked, wanted.mask.bool())
@@ -343,7 +344,7 @@ def test_clip_loss_is_that_of_a_loop():
     assert float(model.loss(images, ids, lengths)) == pytest.approx(found, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", Pretrain.families())
+@pytest.mark.parametrize("name", serving("pretrain"))
 def test_every_family_learns_by_views(name):
     """A step of SimCLR reaches every weight of any encoder."""
     config = replace(preset(name, "tiny"), labels=0, image=16)
@@ -479,7 +480,7 @@ def test_a_run_publishes_an_encoder(runs, name):
     model, config = load_folder(folder)
     assert config["task"] == "pretrain" and config["pretraining"]["by"] == name
     assert model.config.labels == 0
-    whole = Pretrain.load(folder, model, config).whole()
+    whole = PRETRAIN.load(folder, model, config).predictor.whole()
     assert type(whole) is pretrainer(name)[1] and whole.encoder is model
     rest = load_file(folder / "pretraining.safetensors")
     names = {n for n, _ in whole.named_parameters() if not n.startswith("encoder.")}
@@ -527,10 +528,10 @@ def test_going_on_is_the_same_run(runs, stripes, captioned, tmp_path, name):
 
 def test_masks_are_drawn_by_seed_and_step(stripes, tmp_path):
     """A batch is a function of seed and number, masks included."""
-    settings = Pretrain.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
-    data = Pretrain.read(settings, None)
-    codec = Pretrain.make_codec(data, settings, None, None)
-    _, model = Pretrain.make_model(data, codec, settings, None)
+    settings = PRETRAIN.resolve({"data": str(stripes), **OBJECTIVES["mae"], "batch": 4, "steps": 1})
+    data = PRETRAIN.learning.read(settings, None)
+    codec = PRETRAIN.learning.codec(data, settings, CodecBuilder(tmp_path, None, None), None)
+    _, model = PRETRAIN.learning.model(data, codec, settings, None)
     feeds = [
         MaskedBatches(data, replace(settings, seed=seed), 16, model, codec) for seed in (1, 1, 2)
     ]
@@ -555,7 +556,7 @@ def test_a_probe_finds_what_is_plain(stripes, tmp_path):
     """Stripes are told apart by the vectors of an encoder that nobody trained, and compared."""
     torch.manual_seed(1)
     format = ImageFormat(16, 3, mean=(0.4,) * 3, std=(0.3,) * 3)
-    one, other = (Pretrain(vit(pool="mean"), ImageCodec(format)) for _ in range(2))
+    one, other = (PRETRAIN.bind(vit(pool="mean"), ImageCodec(format), {}) for _ in range(2))
     settings = {"data": str(stripes), "probe": "linear"}
     result = one.evaluate(settings, against=other, names=("one", "other"))
     assert result.scores[0].value > 60
@@ -598,7 +599,7 @@ def test_painting_is_shown(runs, stripes, name):
     """A masked encoder paints the image it saw in part; what was seen is as it was."""
     encoder = regard.load(runs[name])
     path = next((stripes / "test").rglob("*.png"))
-    ((painted, masked),) = encoder.paint(str(path))
+    ((painted, masked),) = encoder.predictor.paint(str(path))
     pixels = np.asarray(Image.open(path))
     assert painted.shape == pixels.shape and masked.shape == pixels.shape[:2]
     assert np.abs(painted.astype(int) - pixels)[~masked].max() <= 1
@@ -670,13 +671,13 @@ def test_a_tampered_folder_is_refused(runs, tmp_path):
     for told in ({"by": "os.system"}, "mae", {"by": "mae", "depth": 10**9}, {"by": "simmim"}):
         (folder / "config.json").write_text(json.dumps({**config, "pretraining": told}))
         with pytest.raises(UsageError, match="config.json"):
-            regard.load(folder).whole()
+            regard.load(folder).predictor.whole()
     more = {**config["pretraining"], "depth": 3}
     (folder / "config.json").write_text(json.dumps({**config, "pretraining": more}))
     with pytest.raises(UsageError, match="does not fit"):
-        regard.load(folder).whole()
+        regard.load(folder).predictor.whole()
     with pytest.raises(UsageError, match="never saw texts"):
         regard.load(runs["mae"]).run([], texts="a|b")
     with pytest.raises(UsageError, match="paints nothing"):
         path = next(Path(runs["clip"]).parent.parent.rglob("*.png"))
-        regard.load(runs["clip"]).paint(str(path))
+        regard.load(runs["clip"]).predictor.paint(str(path))

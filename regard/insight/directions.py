@@ -155,7 +155,7 @@ class Space:
     """A latent space: images to vectors and back, in the format of an autoencoder."""
 
     def __init__(self, task: Any):
-        whole = task.whole() if hasattr(task, "whole") else None
+        whole = task.predictor.whole() if hasattr(task.predictor, "whole") else None
         if not isinstance(whole, VAE):
             raise UsageError(
                 "this model paints no image from a vector; train one that does with: regard train "

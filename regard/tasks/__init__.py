@@ -74,7 +74,7 @@ TASKS: dict[str, Entry] = {
     ),
     "pretrain": Entry(
         "regard.tasks.vision.pretrain",
-        "Pretrain",
+        "PRETRAIN",
         (
             "regard train pretrain data=photos objective=contrastive like=cct minutes=60",
             "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",

@@ -171,13 +171,9 @@ class Classifier(Predictor[Classified]):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Label inputs; one that cannot be read is told of where such are passed over."""
-        answers: list[Any] = []
-        for group, notes in self.codec.groups(inputs, settings):
-            good = [raw for raw in group if not isinstance(raw, str)]
-            rows = iter(self.label(good, settings) if good else [])
-            some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
-            answers += noted(some, notes, self.codec.modality)
-        return answers
+        return answer_groups(
+            self.codec, inputs, settings, lambda raws, lines: self.label(raws, settings)
+        )
 
     def label(self, raws: Sequence[Any], settings: Any) -> list[Classified]:
         """Labels of inputs that were read."""
@@ -321,6 +317,32 @@ def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality
         replace(one, notes=tuple(told)) if told and hasattr(one, "notes") else one
         for one, told in zip(answers, notes, strict=True)
     ]
+
+
+def answer_groups(
+    codec: Any,
+    inputs: Sequence[Any],
+    settings: Any,
+    answer: Callable[[list[Any], list[int]], Sequence[Any]],
+    first: int = 0,
+) -> list[Any]:
+    """Answers to inputs, some at a time; one that cannot be read is told of.
+
+    Args:
+        codec: reads inputs by its `groups`.
+        inputs: the inputs.
+        settings: those of the run.
+        answer: answers inputs that were read, of these numbers.
+        first: number of the first input.
+    """
+    answers: list[Any] = []
+    for group, notes in codec.groups(inputs, settings):
+        numbered = enumerate(group, first + len(answers))
+        good = [(line, raw) for line, raw in numbered if not isinstance(raw, str)]
+        rows = iter(answer([raw for _, raw in good], [line for line, _ in good]) if good else [])
+        some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
+        answers += noted(some, notes, codec.modality)
+    return answers
 
 
 def in_groups(

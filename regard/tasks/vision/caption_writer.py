@@ -20,13 +20,11 @@ from regard.decode.search import Hypothesis
 from regard.errors import UsageError
 from regard.layers.layout import full_layout
 from regard.metrics.captions import caption_scores, compare_captions
-from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import fill
-from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.labels.classifier import noted
+from regard.tasks.labels.classifier import answer_groups
 from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System
 from regard.tasks.runner import Runner
 from regard.tasks.vision.captioning import (
@@ -75,15 +73,11 @@ class CaptionWriter(Predictor[Caption]):
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Caption images batch by batch; one that cannot be read is told of."""
-        answers: list[Any] = []
-        for group, notes in self.codec.groups(inputs, settings):
-            line = first + len(answers)
-            lines = [line + n for n, raw in enumerate(group) if not isinstance(raw, str)]
-            good = [raw for raw in group if not isinstance(raw, str)]
-            rows = iter(self.answer_pixels(stacked(good), settings, lines) if good else [])
-            some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
-            answers += noted(some, notes, IMAGE)
-        return answers
+
+        def answer(raws: list[np.ndarray], lines: list[int]) -> list[Caption]:
+            return self.answer_pixels(stacked(raws), settings, lines)
+
+        return answer_groups(self.codec, inputs, settings, answer, first)
 
     def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Caption]:
         """Caption bytes (n, c, h, w); lines are their numbers for random draws."""

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,15 +36,13 @@ from regard.modalities.image import IMAGE
 from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.frame.media import MediaCodec, MediaTask, first_files, saved_format
+from regard.tasks.frame.media import MediaCodec, first_files, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys
 from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
-from regard.tasks.frame.task import Answer
-from regard.tasks.labels.classifier import STRANGERS, in_groups, noted
+from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture
-from regard.viewer.settings import ImageLookSettings
 
 FEW = 8  # pixels of the sides of an image by which its distance is measured
 SHOWN = 512  # pixels of the longer side of a photo that is looked at
@@ -328,9 +325,6 @@ def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
     return pixels, photo[..., 0] if photo.shape[2] == 1 else photo, name
 
 
-A = TypeVar("A", bound=Answer)
-
-
 def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> ImageOptions:
     """Return how the files of images are read."""
     columns, tile, broken = settings.columns, settings.tile, settings.broken
@@ -363,72 +357,3 @@ def read_images(runner: Any, settings: Any, *, labelled: bool = True, **more: An
         options=image_options(settings, labelled),
         cache=cache_folder(),
     )
-
-
-class ImageTask(MediaTask[ImageCodec, A]):
-    """A task whose inputs are images."""
-
-    holds = "images and labels"
-    unit = "images"
-    inputs = IMAGE
-    dynamic = False
-    Train, Run, Look = ImageTrainSettings, ImageRunSettings, ImageLookSettings
-    short = SHORT
-
-    @property
-    def format(self) -> ImageFormat:
-        """Return how images are brought to the model."""
-        return self.codec.format
-
-    @classmethod
-    def size_table(cls, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return what each size means for training; a published model is trained as a big one."""
-        return {str(values.get("size", "tiny")): cls.sizes["big"], **cls.sizes}
-
-    @classmethod
-    def load_images(cls, settings: Any, origin: Origin | None, *, labelled: bool = True) -> Any:
-        """Images to train and to validate on."""
-        published = settings.size not in cls.sizes
-        return training_images(settings, origin, published, labelled=labelled)
-
-    def load_test(self, settings: Any, *, labelled: bool = True, **more: Any) -> ImageData:
-        """The part that is judged, as this model takes its images."""
-        return read_images(self, settings, labelled=labelled, **more)
-
-    def format_for(self, settings: Any) -> ImageFormat:
-        """Format of images of the size that is asked for."""
-        return self.codec.format_for(settings)
-
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
-        """Answer images batch by batch."""
-
-        def answer(pixels: list[np.ndarray], lines: list[int]) -> list[A]:
-            return self.answer_pixels(stacked(pixels), settings, lines)
-
-        answers: list[Any] = []
-        for read, notes in self.codec.groups(inputs, settings):
-            some = self.answer_read(read, answer, first + len(answers))
-            answers += noted(some, notes, IMAGE)
-        return answers
-
-    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[A]:
-        """Answer bytes (n, c, h, w), which are inputs of these numbers."""
-        raise NotImplementedError
-
-    def normalised(self, given: Any, settings: Any) -> Tensor:
-        """Return an image as the model reads it, (1, c, h, w)."""
-        pixels, _, _ = photo_of(self.format_for(settings), IMAGE.check(given))
-        return self.format.normalise(pixels.to(self.device))
-
-    def watched(self) -> Any:
-        """Return what attends to the image: the model, or a part of it."""
-        return self.model
-
-    def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
-        """Answer the bytes (1, c, h, w) of an image as fields of its picture."""
-        raise NotImplementedError
-
-    def explain(self, given: Any, settings: Any) -> Any:
-        """Watch the model while it answers an image, and gather where it looked."""
-        seen = partial(self.describe, settings=settings)
-        return self.codec.picture(self.watched(), IMAGE.check(given), settings, seen)
