@@ -59,7 +59,7 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
 def test_what_is_not_said_is_no_setting(monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        task_class("classify"), "train", lambda values, **more: seen.update(values) or "done"
+        parts.Task, "train", lambda task, values, **more: seen.update(values) or "done"
     )
     assert regard.train("classify", data="x.tsv", minutes=None, lr=0.001, label_smoothing=0.1)
     assert seen == {"data": "x.tsv", "lr": 0.001, "label_smoothing": 0.1}
