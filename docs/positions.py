@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from regard.attention.masks import Causal
-from regard.attention.positions import SCALINGS, RotaryScaling, build_position, of_layer
+from regard.attention.positions import ROTARY_SCALINGS, RotaryScaling, build_position, of_layer
 
 FAR = 256
 TEXT = ["Tom", "ran", ".", "He", "fell", ".", "He", "got", "up", "."]
@@ -61,7 +61,7 @@ def turning(name: str, place: Axes) -> None:
 
 def rates(place: Axes) -> None:
     """Draw how far each pair turns from a position to the next, by the way of stretching."""
-    for kind in SCALINGS:
+    for kind in ROTARY_SCALINGS:
         scaling = RotaryScaling(kind, factor=4.0, original_length=FAR)
         place.semilogy(build("rotary", scaling=scaling).rates(64), linewidth=1.2, label=kind)
     place.set_xlabel("pair", fontsize=8)

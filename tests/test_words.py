@@ -48,9 +48,10 @@ def test_vectors_are_those_that_the_model_makes(masked):
     model = regard.load(masked)
     read = read_words(model, TEXTS[1])
     assert [word.strip() for word in read.words] == TEXTS[1].split()
-    ids = model.tokenizer.frame(model.tokenizer.encode(TEXTS[1]))
-    before = len(model.tokenizer.around("encoder")[0])
-    pieces = [len(x) for x in model.tokenizer.encode_words(TEXTS[1].split())]
+    tokenizer = model.codec.tokenizer
+    ids = tokenizer.frame(tokenizer.encode(TEXTS[1]))
+    before = len(tokenizer.around("encoder")[0])
+    pieces = [len(x) for x in tokenizer.encode_words(TEXTS[1].split())]
     begin = before + pieces[0]
     with torch.no_grad():
         table = model.model.embed.tokens.weight[ids[begin : begin + pieces[1]]]
