@@ -85,12 +85,6 @@ def own_classes(kind: type) -> int:
     return sum(each.__module__.partition(".")[0] == "regard" for each in kind.__mro__)
 
 
-def loaded(name: str) -> type:
-    """Class of what `load` returns for a model of a task."""
-    kind = task(name)
-    return kind if isinstance(kind, type) else Runner  # a task that is still one class
-
-
 def part_classes(row: Task) -> dict[type, type]:
     """Classes of the parts of a task by the class that each derives from."""
     predictor = getattr(row.predictor, "make", row.predictor)
@@ -119,7 +113,7 @@ def undeclared() -> set[str]:
 
 def hooks() -> dict[str, dict[str, int]]:
     """Methods that the author of a task may implement, by part, and how many tasks do."""
-    rows = [row for row in map(task, TASKS) if isinstance(row, Task)]
+    rows: list[Task] = [task(name) for name in TASKS]
     found: dict[str, dict[str, int]] = {}
     for base in (Objective, Predictor, Judge, LabelledInputs):
         own = [part_classes(row).get(base, base) for row in rows]
@@ -271,9 +265,7 @@ def measures() -> Iterator[Measure]:
     whole = statements([path for path in files() if path not in gallery])
     apart = f" and {statements(gallery):,} of gallery" if gallery else ""
     yield Measure("statements in regard/", f"{whole:,}{apart}", "33,000")
-    depths = {name: own_classes(loaded(name)) for name in TASKS}
-    deepest = max(depths, key=lambda name: depths[name])
-    yield Measure("own classes of what load returns", f"{depths[deepest]} ({deepest})", "2")
+    yield Measure("own classes of what load returns", str(own_classes(Runner)), "2")
     by_part = hooks()
     every = {part: len(names) for part, names in by_part.items()}
     labels = sum(every[part] for part in FOR_LABELS)
