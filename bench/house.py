@@ -21,7 +21,6 @@ from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from regard.cli import main
-from regard.help import trained
 from regard.tasks import TASKS, task
 from regard.tasks.frame.settings import flat
 from regard.tasks.labels.classifier import LabelCodec, NoneOfThese
@@ -104,7 +103,7 @@ def methods(kind: type) -> list[str]:
 
 def undeclared() -> set[str]:
     """What is asked of a predictor beside its declared methods, if it has that."""
-    asked, words = set[str](), r'predictor(?:_of\(task\))?(?:\.|, ")([a-z]\w*)'
+    asked, words = set[str](), r'predictor(?:\.|, ")([a-z]\w*)'
     for path in files():
         if not set(path.relative_to(PACKAGE).parts[1:2]) & PARTS_OF_TASKS:
             asked |= set(re.findall(words, path.read_text()))
@@ -216,7 +215,7 @@ def wrong_defaults() -> dict[str, list[str]]:
     found = {}
     for name in TASKS:
         kind = task(name)
-        if not trained(kind):
+        if kind.objective is None:
             continue
         real = flat(kind.resolve({"data": "x"}))
         for key, longs in kind.short.items():

@@ -50,12 +50,12 @@ def train_rows(name: str | None, values: Mapping[str, Any]) -> list[Setting]:
         return list(describe(frame.TrainSettings))
     task, given, _ = plan(name, {"data": "DATA", **values})
     kind: Any = task_class(task)
-    if not trained(kind):
+    if kind.objective is None:
         return []
     settings = kind.resolve(given)
     out = settings.out or f"runs/{task}"
     settings = replace(settings, data=values.get("data"), out=out)
-    families = families_of(kind, given)
+    families = kind.learning.families(kind, given)
     presets = [preset for family in families for preset in preset_names(family)]
     known = {"family": families, "like": presets, "size": kind.sizes}
     rows = [
@@ -63,20 +63,6 @@ def train_rows(name: str | None, values: Mapping[str, Any]) -> list[Setting]:
         for row in describe(type(settings), base=settings)
     ]
     return with_short(rows, kind.short)
-
-
-def trained(kind: Any) -> bool:
-    """Whether a task has a training of its own."""
-    if isinstance(kind, type):
-        return issubclass(kind.Train, frame.TrainSettings)  # type: ignore[attr-defined]
-    return kind.objective is not None
-
-
-def families_of(kind: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Families that a task can train."""
-    if isinstance(kind, type):
-        return kind.trainable_families(values)  # type: ignore[attr-defined]
-    return kind.learning.families(kind, values)
 
 
 def with_short(rows: list[Setting], short: Mapping[str, str | tuple[str, ...]]) -> list[Setting]:

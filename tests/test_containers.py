@@ -292,13 +292,11 @@ def data_read(task: str, given: Any, model: Any) -> tuple[str, str]:
     name, values, _ = plan(task, {"data": given})
     kind = task_class(name)
     settings = kind.resolve(values)
-    trained = kind.read(settings, None).sha
+    trained = kind.learning.read(settings, None).sha
     if model is None:
         return trained, ""
-    asked = model._filled(
-        model.Eval, {**model.eval_defaults(), **materialise_data({"data": given})}
-    )
-    return trained, model.read_test(asked).sha
+    asked = model.eval_settings(materialise_data({"data": given}))
+    return trained, str(model.task.judge.read(model, asked).part_sha(asked.part))
 
 
 @pytest.mark.parametrize("task", TRAINS)

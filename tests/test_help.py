@@ -10,14 +10,14 @@ from regard.attention.positions import POSITIONS
 from regard.cli import main
 from regard.errors import UsageError
 from regard.files import read_json
-from regard.help import HEADINGS, trained, with_short
+from regard.help import HEADINGS, with_short
 from regard.recipes import RECIPES
 from regard.settings import Setting, describe
 from regard.tasks import TASKS, task
 from regard.tasks.frame.settings import flat
 from regard.verbs import TABLE, VERBS
 
-TRAINED = [name for name in TASKS if trained(task(name))]
+TRAINED = [name for name in TASKS if task(name).objective]
 # texts that name no entry of a table
 FREE = {
     *("data", "valid", "test", "out", "outputs", "plot", "probes", "init", "teacher", "foreign"),

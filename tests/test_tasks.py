@@ -19,7 +19,6 @@ from regard.cli import main
 from regard.errors import UsageError
 from regard.settings import describe
 from regard.tasks import TASKS, task
-from regard.tasks.frame.task import Task
 from regard.tasks.prepare import Training
 from regard.tasks.runner import Runner
 
@@ -221,7 +220,7 @@ def test_it_trains_into_a_folder_that_says_what_it_is(case, run):
         p.name for p in run.iterdir()
     }
     loaded = regard.load(run)
-    assert isinstance(loaded, Task | Runner) and loaded.name == name and name in repr(loaded)
+    assert isinstance(loaded, Runner) and loaded.name == name and name in repr(loaded)
 
 
 def test_it_resumes_to_the_bit(case, run, home, monkeypatch):

@@ -19,7 +19,7 @@ from regard.native import Status, fast, status
 from regard.settings import setting
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
-from regard.tasks.frame.task import Task
+from regard.tasks.runner import Runner
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
 MOST_SENTENCES = 3000  # with a tag for each word
@@ -84,7 +84,7 @@ class ExaminedModel:
     exit_code = 0
 
     @classmethod
-    def of(cls, name: str, loaded: Task[Any, Any]) -> "ExaminedModel":
+    def of(cls, name: str, loaded: Runner[Any]) -> "ExaminedModel":
         """Examine a model that was loaded."""
         model: Any = loaded.model
         with fast(model, frozen=True):

@@ -17,7 +17,6 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.alignment import Link, parse_links, score_links
 from regard.metrics.results import Named
-from regard.tasks.bridge import predictor_of
 from regard.tasks.runner import Runner
 from regard.tasks.text.writer import TextWriter
 from regard.training.progress import Progress
@@ -128,7 +127,7 @@ def head_links(
     A target word is linked to the source word to which its pieces give most weight: the weight of
     the step that writes a piece or, one step later, of the step that reads it.
     """
-    writer = predictor_of(task)
+    writer = task.predictor
     if not isinstance(writer, TextWriter) or not writer.aligner.heads:
         raise UsageError(f"{task.name} has no cross-attention between texts; links= aligns words")
     with Progress("links", len(pairs), quiet=quiet) as bar:

@@ -20,7 +20,6 @@ from regard.layers.heads import GridMean, Max, Mean
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.metrics.results import Named, markdown
-from regard.tasks.bridge import OneClass
 from regard.tasks.frame.question import Question
 from regard.tasks.runner import Runner
 from regard.training.progress import Progress
@@ -290,9 +289,9 @@ def causes(
 
 def loaded(model: object) -> Runner[Any]:
     """Return what regard.load returned, or refuse what is something else."""
-    if not isinstance(model, Runner | OneClass):
+    if not isinstance(model, Runner):
         raise UsageError(f"{model!r:.60} is no loaded model; give what regard.load returned")
-    return model  # type: ignore[return-value]
+    return model
 
 
 def find_causes(

@@ -28,7 +28,6 @@ from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAuto
 from regard.metrics.results import Named
 from regard.models.folder import save_weights
 from regard.settings import fill, setting
-from regard.tasks.bridge import predictor_of, row_of
 from regard.tasks.frame.origin import Origin
 from regard.tasks.runner import Runner
 from regard.training.checkpoint import (
@@ -151,13 +150,13 @@ class Stream:
         if self.at.rpartition(".")[2] in ("weights", "mask", "heads"):
             raise UsageError(f"at={at}: a dictionary is learnt of vectors; name a module, or .in")
         learner, told = task.trained_as()
-        kind = row_of(learner)
+        kind = learner.task
         known = {each.name for each in fields(kind.Train)}
         plain = {key: value for key, value in PLAIN.items() if key in known}
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
             plain.pop("augment", None)
             plain.update(PLAIN_SOUND)
-        window = getattr(predictor_of(task), "window", None)
+        window = getattr(task.predictor, "window", None)
         if "context" in known and window:
             plain["context"] = window
         with torch.random.fork_rng():

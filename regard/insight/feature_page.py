@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.insight.autoencoder import SparseAutoencoder
-from regard.tasks.bridge import predictor_of
 from regard.training.progress import Progress
 from regard.viewer.html import image_data, text
 from regard.viewer.html import write_page as page_of
@@ -88,7 +87,7 @@ def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
                 rows = getattr(part, "rows", ())
                 if rows and rows[row].words:
                     return [f"{token} " for token in task.codec.encoder.spelled(rows[row])]
-                predictor = predictor_of(task)
+                predictor = task.predictor
                 tokenizer = getattr(predictor, "tokenizer", None)
                 if name == "source" or part is not batch:
                     tokenizer = getattr(task.codec, "source", tokenizer)

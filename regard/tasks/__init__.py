@@ -8,7 +8,7 @@ from regard.errors import lookup
 
 
 class Entry(NamedTuple):
-    """A task in the table: where its class is, imported only when asked for, and two examples."""
+    """A task in the table: where its row is, imported only when asked for, and two examples."""
 
     module: str
     task: str
@@ -140,7 +140,7 @@ TASKS: dict[str, Entry] = {
 
 
 def task(name: str) -> Any:
-    """A task by its name: a row of parts, or while it is still one class, that class."""
+    """A task by its name, as a row of parts."""
     entry = lookup("task", name, TASKS)
     return getattr(import_module(entry.module), entry.task)
 

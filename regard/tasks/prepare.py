@@ -20,7 +20,6 @@ from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.results import Scored
 from regard.models.folder import check_buildable, save_config, save_weights
 from regard.pretrained.tokenizer_folder import load_tokenizer
-from regard.tasks.bridge import as_row
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -225,7 +224,6 @@ def prepare(
         recipe: the recipe that is followed, if one is.
         quiet: say nothing on stderr.
     """
-    task = as_row(task)
     settings, origin, folder = settled or settle(task, values)
     objective = task.learning
     data, choice = objective.read(settings, origin), None
@@ -328,7 +326,7 @@ def train(
     task: Task, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
 ) -> Report:
     """Train a task in a folder by the settings as the user wrote them, or resume a run."""
-    started, task = time.perf_counter(), as_row(task)
+    started = time.perf_counter()
     settings, _, folder = settled = settle(task, values)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -11,7 +11,7 @@ import numpy as np
 from regard.decode.alignment import Alignment
 from regard.errors import UsageError
 from regard.metrics.outliers import NONE
-from regard.tasks.frame.task import Answer
+from regard.tasks.parts import Answer
 
 IN_RECORD = 100  # labels whose probabilities a JSON line has
 

@@ -8,7 +8,6 @@ from regard.data.pairs import Pair
 from regard.data.parts import Dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
-from regard.tasks.bridge import predictor_of
 
 LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
@@ -22,7 +21,7 @@ def first_inputs(task: Any, data: Dataset[Any], part: str, count: int) -> list[A
 
 def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[Any]:
     """Cut inputs of a task to so many tokens, and a long text into as many windows as are asked."""
-    predictor = predictor_of(task)
+    predictor = task.predictor
     tokenizer = getattr(predictor, "tokenizer", None)
     if tokenizer is None:  # images, sounds, series
         return inputs[:count]
@@ -57,13 +56,11 @@ def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: i
 def read_picture(task: Any, given: Any) -> Any:
     """Return a picture of how a model reads an input, and given targets rather than its own."""
     if isinstance(given, Pair):
-        predictor = predictor_of(task)
-        if hasattr(predictor, "pair_picture"):
-            return predictor.pair_picture(given)
+        if hasattr(task.predictor, "pair_picture"):
+            return task.predictor.pair_picture(given)
         given = given.source
     # heads are measured on what a model reads: pieces, and texts as they are
-    kind = task if isinstance(task.task, str) else task.task  # of one class, or a row
     asked: dict[str, Any] = {"forced": True} if task.name == "language" else {}
-    if any(each.name == "units" for each in fields(kind.Look)):
+    if any(each.name == "units" for each in fields(task.task.Look)):
         asked["units"] = "pieces"
     return task.picture(given, **asked)

@@ -1,6 +1,6 @@
 """What tasks on files share, be they images or sounds: the codec, and files that are broken."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,8 +15,6 @@ from regard.metrics.labels import one_hot
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import Modality
 from regard.settings import fill_checked
-from regard.tasks.frame.answers import Unread
-from regard.tasks.frame.task import Answer, Task
 from regard.tasks.labels.classifier import JudgedUnits
 from regard.tasks.labels.decision import ONE_LABEL, Decision
 
@@ -104,8 +102,6 @@ class MediaCodec:
 
 
 F = TypeVar("F")
-C = TypeVar("C", bound=MediaCodec)
-A = TypeVar("A", bound=Answer)
 
 
 def saved_format(
@@ -125,18 +121,3 @@ def first_files(folder: str, suffixes: Collection[str], most: int = 200) -> list
     if not files:
         raise UsageError(f"{folder}: no files that end in {', '.join(sorted(suffixes))}")
     return files
-
-
-class MediaTask(Task[C, A]):
-    """A task whose inputs are files, some of which may be broken."""
-
-    def answer_read(
-        self,
-        read: Sequence[np.ndarray | str],
-        answer: Callable[[list[np.ndarray], list[int]], Iterable[A]],
-        first: int,
-    ) -> list[Any]:
-        """Answer files that were read, by their numbers from `first` on, and tell of the others."""
-        good = [(first + n, one) for n, one in enumerate(read) if not isinstance(one, str)]
-        rows = iter(answer([one for _, one in good], [line for line, _ in good]) if good else [])
-        return [Unread(one) if isinstance(one, str) else next(rows) for one in read]

@@ -98,12 +98,7 @@ def with_parts(kind: Any, **parts: type) -> Any:
 
 def derived(name: str, *bases: type) -> Any:
     """Return a settings class with the fields of several."""
-    return make_dataclass(name, [], bases=bases, frozen=True, namespace={"derived": True})
-
-
-def is_derived(kind: Any) -> bool:
-    """Tell whether no task gave a settings class, so that it follows from others."""
-    return kind is None or "derived" in vars(kind)
+    return make_dataclass(name, [], bases=bases, frozen=True)
 
 
 def size_of(values: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import derived
-from regard.tasks.frame.task import Answer
+from regard.tasks.parts import Answer
 from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundTrainSettings
 from regard.training.loss import ctc_loss, linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings

@@ -13,7 +13,6 @@ from regard.metrics.lengths import LENGTH_BORDERS, by_length
 from regard.metrics.score import Comparison
 from regard.metrics.text import BleuMetric, MeanMetric
 from regard.settings import setting
-from regard.tasks.bridge import predictor_of
 from regard.tasks.frame.settings import BootstrapSettings
 from regard.tasks.parts import Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
@@ -83,7 +82,7 @@ class TextJudge(Judge):
         self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
     ) -> Any:
         """Settings of another model that writes a text for a text."""
-        if not isinstance(predictor_of(other), TextWriter):
+        if not isinstance(other.predictor, TextWriter):
             raise UsageError("against= names a model that does not translate; compare translators")
         return self.run_settings(other, given)
 
