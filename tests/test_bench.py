@@ -49,6 +49,7 @@ SPEEDLESS = {  # claim no speed
     "parity.py",
     "plain_wikitext.py",
     "planted.py",
+    "seq2seq_folders.py",
     "splice_words.py",
     "stories_weights.py",
     "train_keys.py",
