@@ -120,7 +120,7 @@ def test_why_kernels_are_off_is_told(tmp_path: Path, capsys, monkeypatch):
     assert last == "C kernels: off, PyTorch computes instead: there is no C compiler"
     assert main(["doctor", str(path), "task=classify", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)["kernels"]
-    assert told == {"enabled": False, "reason": "there is no C compiler"}
+    assert told == {"enabled": False, "reason": "there is no C compiler", "ready": False}
 
 
 def test_faults_of_rows_with_labels(tmp_path: Path):

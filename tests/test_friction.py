@@ -55,8 +55,10 @@ def test_epochs_are_understood_and_batches_of_images_are_counted(capsys):
 
 def test_every_alias_is_no_key_and_leads_to_one():
     known: set[str] = set()
-    for task in TASKS:
-        settings, short = task_class(task).Train, task_class(task).short
+    for kind in map(task_class, TASKS):
+        if kind.objective is None:
+            continue
+        settings, short = kind.Train, kind.short
         known |= {row.key for row in describe(settings)} | set(short)
     for alias, keys in ALIASES.items():
         assert any(key in known or key in ("beam", "outputs") for key in keys), alias

@@ -20,10 +20,10 @@ PRODUCTS = {
     "attention/kernels.py:_average": "plain and given: the implementations with all weights",
     "attention/kernels.py:products": "an implementation of the table",
     "attention/kernels.py:small_query": "an implementation of the table",
-    "decode/search.py:adjust": "min_p: a fraction of the largest probability of a token",
-    "decode/search.py:pick": "sampling: a fraction of the sum of the probabilities of tokens",
-    "insight/show/softmax.py:draw_scaling": "scores are scaled before the softmax, for a picture",
-    "insight/show/softmax.py:entropy": "p log p, for a picture",
+    "decode/search.py:keep_min_p": "min_p: a fraction of the largest probability of a token",
+    "decode/search.py:__call__": "sampling: a fraction of the sum of the probabilities of tokens",
+    "gallery/softmax.py:draw_scaling": "scores are scaled before the softmax, for a picture",
+    "gallery/softmax.py:entropy": "p log p, for a picture",
 }
 # functions that call a fused kernel of attention
 FUSED = {
@@ -46,7 +46,8 @@ IN_C = {
     "decode.c:attend": "the C kernel for decoding",
     "decode.c:read_memory": "the same for cross-attention: what its stretches gave is joined",
     "decode.c:read_stretch": "the same for a stretch of the memory",
-    "translate.c:average": "the engine's attention",
+    "translate.c:attend": "the engine's attention",
+    "translate.c:regard_try": "a trial of the exponential",
     "translate.c:read_stretch": "the log-probabilities of tokens",
 }
 

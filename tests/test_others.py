@@ -361,7 +361,7 @@ def test_gguf_is_what_was_written(tmp_path, kind, way, library):
     assert right.std() > 1
     torch.testing.assert_close(found, right, atol=2e-5 * float(right.abs().max()), rtol=0)
     for text in TEXTS:
-        assert ours.tokenizer.encode(text) == library.encode(text).ids
+        assert ours.codec.tokenizer.encode(text) == library.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])

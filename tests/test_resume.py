@@ -114,12 +114,14 @@ def child(words: list[str], said: Path, cache: str, pace: float, die_at: int, wh
             count += 1
             if count == die_at and where == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            answer = function(*arguments, **options)
-            if count == die_at and where == "half":
-                truncate(arguments)
-            if count == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return answer
+            mine = count
+            try:
+                return function(*arguments, **options)
+            finally:  # also after one that fails, such as a folder that is there already
+                if mine == die_at and where == "half":
+                    truncate(arguments)
+                if mine == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return act
 
