@@ -277,7 +277,7 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
     parity.write("llama", CLASSES["llama"], {}, {"max_length": 6}, tmp_path / "three")
     model = regard.load(tmp_path / "three")
     (answer,) = model.run(["a a"], temperature=0, scores=True)
-    assert len(model.encode("a a" + answer.completion)) <= 6
+    assert len(model.predictor.encode("a a" + answer.completion)) <= 6
     with pytest.raises(UsageError, match="no room to go on"):
         model.run(["the king and a ring and a ring"])
 
@@ -427,7 +427,7 @@ def test_running_text_has_no_unseen_space(tmp_path: Path):
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ours = regard.load(str(tmp_path / "run"))
     for text in ("Row your", "down", " the"):
-        assert words(text)["input_ids"] == ours.encode(text)
+        assert words(text)["input_ids"] == ours.predictor.encode(text)
 
 
 def written(out: Path, texts: list[str], **settings: Any) -> list[str]:

@@ -156,6 +156,7 @@ class SentenceDecoder:
         self.engine = engine = make(self.never, self.engine, dtype)
         if engine is None:
             return None
+        self._tell_limit(options)
         divisor, stopping = options.divisor, constraints.stopping
         try:
             found = engine.translate(
@@ -177,6 +178,12 @@ class SentenceDecoder:
         texts = iter(found)
         return [[hypothesis(*one) for one in next(texts)] if s.ids else [] for s in sentences]
 
+    def _tell_limit(self, options: Decoding) -> None:
+        """Say how long a text of a public checkpoint may become where nothing bounds it."""
+        if options.max_length is None:
+            most = "10 tokens and 1.5 for each of its source"
+            self.rules.tell(f"no max_length is given, so a text has up to {most}, not 20")
+
     def batch(
         self, some: list[SourceSentence], options: Decoding, first: int
     ) -> list[list[Hypothesis]]:
@@ -186,9 +193,7 @@ class SentenceDecoder:
             return [[] for _ in some]
         usual = [usual_limit(len(s.ids)) + len(s.prefix) for s in real]
         limits = [options.max_length or limit for limit in usual]
-        if options.max_length is None:
-            most = "10 tokens and 1.5 for each of its source"
-            self.rules.tell(f"no max_length is given, so a text has up to {most}, not 20")
+        self._tell_limit(options)
         sources = [s.ids for s in real]
         given = RuleInputs(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)
         constraints = replace(
