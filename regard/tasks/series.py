@@ -183,7 +183,7 @@ def read_test(runner: Runner[Any], settings: Any) -> SeriesData:
 class LabelledSeries(LabelledInputs):
     """Series of numbers, of which labels are learnt."""
 
-    task = "series"
+    task, unit = "series", "series"
     baseline = "the nearest mean series"
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:

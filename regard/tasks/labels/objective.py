@@ -35,6 +35,7 @@ class LabelledInputs:
     """
 
     task: str
+    unit: str = "texts"  # what an input is called in recipe.json
     baseline: str  # the simplest model that learns, by its name in baselines.KINDS
     head: str = "head."  # how the names of the head's weights begin
     dynamic: bool = True  # whether batches differ in shape
@@ -91,9 +92,9 @@ class LabelledInputs:
         article = "an" if one[0] in "aeio" else "a"
         return f"One of {len(codec.labels)} labels for {article} {one}"
 
-    def facts(self, data: Any, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+    def facts(self, data: Any, batches: Any, settings: Any) -> dict[str, Any]:
         """What recipe.json says beside the number of labels."""
-        return {runner.task.unit: len(data["train"])}
+        return {self.unit: len(data["train"])}
 
 
 class LabelObjective(Objective):
@@ -192,7 +193,7 @@ class LabelObjective(Objective):
             loss=lambda batch: inputs.loss(runner, batch, settings, weights),
             validate=validate,
             title=inputs.title(codec, runner),
-            facts={"labels": len(codec.labels), **inputs.facts(data, runner, settings)},
+            facts={"labels": len(codec.labels), **inputs.facts(data, batches, settings)},
             baselines=lambda: baseline_scores(codec, data["valid"]),
             finish=finish,
             dynamic=inputs.dynamic,

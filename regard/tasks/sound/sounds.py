@@ -108,7 +108,7 @@ def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCo
 class LabelledSounds(LabelledInputs):
     """Sounds, of which labels are learnt."""
 
-    task, head = "sounds", "readout."
+    task, unit, head = "sounds", "sounds", "readout."
     baseline = "the nearest mean spectrogram"
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:

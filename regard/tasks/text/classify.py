@@ -402,11 +402,9 @@ class LabelledTexts(LabelledText):
         how = "Several" if codec.decision.several else "One"
         return f"{how} of {len(codec.labels)} labels for a text"
 
-    def facts(self, data: LabelData, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+    def facts(self, data: LabelData, batches: TextBatches, settings: Any) -> dict[str, Any]:
         """How many texts were truncated."""
-        longest = settings.max_length
-        rows = runner.codec.encoder.texts([example.text for example in data["train"]], longest)
-        return {"cut": sum(row.truncated for row in rows)}
+        return {"cut": sum(row.truncated for row in batches.rows)}
 
 
 def other_modality(values: Mapping[str, Any]) -> str | None:

@@ -361,6 +361,6 @@ class LabelledText(LabelledInputs):
         ]
         return torch.stack(losses).mean()
 
-    def facts(self, data: LabelData, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+    def facts(self, data: LabelData, batches: TextBatches, settings: Any) -> dict[str, Any]:
         """Nothing further."""
         return {}

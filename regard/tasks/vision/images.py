@@ -220,7 +220,7 @@ class LabelledImages(LabelledInputs):
         taught = DISTILS[settings.distil](other, batch.theirs, settings.temperature)
         return (1 - share) * soft_loss(one, batch.targets, weights) + share * taught
 
-    def facts(self, data: ImageData, runner: Runner[Any], settings: Any) -> dict[str, Any]:
+    def facts(self, data: ImageData, batches: Any, settings: Any) -> dict[str, Any]:
         """Number of images, and the hash of the teacher."""
         facts: dict[str, Any] = {"images": len(data["train"])}
         if settings.teacher:
