@@ -436,8 +436,10 @@ def compare(name: str, options: argparse.Namespace, peak: dict[str, float]) -> N
                     same = sum(a == b for a, b in zip(some, texts["regard"], strict=True))
                     print(f"  {side}: BLEU {bleu.value:.2f}, {same} lines as Regard's")
                 both = zip(sides, (lines, texts["regard"]), strict=True)
-                lengths = ([len(x) + 1 for x in side.encode_batch(y)] for side, y in both)
-                adds = needed(loaded.model, *lengths, beam)
+                read, written = (
+                    [len(ids) + 1 for ids in side.encode_batch(texts)] for side, texts in both
+                )
+                adds = needed(loaded.model, read, written, beam)
                 print(f"  multiply-adds a line {adds / len(lines) / 1e6:.1f} M")
                 if peak:
                     share = adds / peak[kind] / SEEN["regard"].cpu

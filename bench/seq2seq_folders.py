@@ -7,6 +7,7 @@ generation_config.json of each kind. Its texts must be those of transformers' `g
 must be refused, or a line must say what is done otherwise.
 """
 
+import importlib
 import io
 import itertools
 import json
@@ -24,7 +25,7 @@ from regard.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-import test_seq2seq as made  # noqa: E402
+made: Any = importlib.import_module("test_seq2seq")
 
 TEXTS = ["The red dog ran.", "A cat", "saw the old green tree far", "a big small house!"]
 KINDS = ["bart", "bart scaled", "t5", "t5 1.1", "t5 gated silu", "mt5", "mt5, tied, relu"]
