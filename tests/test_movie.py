@@ -105,7 +105,7 @@ def test_there_are_never_more_pictures_than_a_page_can_play(text):
     from regard.tasks.frame.film import Film
 
     class Reads:
-        name, inputs = "images", IMAGE
+        name, inputs, predictor = "images", IMAGE, None
 
     data = Dataset({"valid": []})
     for steps, asked in ((100_000, 1), (12, 5), (201, 1)):
