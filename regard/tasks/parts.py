@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TextIO, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TextIO,
+    TypeVar,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
@@ -314,11 +324,18 @@ class Configured(Generic[A]):
         return self.make(model, codec, config)
 
 
+@runtime_checkable
 class Streaming(Protocol):
     """What a predictor can do beside, that shows an answer while it is generated."""
 
     def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Any:
         """Answer one input, and pass its text on piece by piece."""
+        ...
+
+    def say(
+        self, runner: "Runner[Any]", given: Any, settings: Any, out: TextIO, *, first: int = 0
+    ) -> Any:
+        """Write the answer to one input to a terminal while it is generated."""
         ...
 
     def session(self, runner: "Runner[Any]", settings: Any, out: TextIO) -> None:

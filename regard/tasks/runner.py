@@ -17,7 +17,7 @@ from regard.data.parts import Dataset, named_files
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
-from regard.errors import UsageError, log, lookup
+from regard.errors import UsageError, log
 from regard.metrics.evaluation import Evaluation, provenance
 from regard.modalities.base import Found, Modality, One
 from regard.native import fast
@@ -26,10 +26,9 @@ from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
-from regard.tasks.parts import Answer, Codec, OnText, System, Task
+from regard.tasks.parts import Answer, Codec, OnText, Streaming, System, Task
 from regard.viewer.picture import Picture
 
-PARTS = {"test": 0, "valid": 0, "train": 0}
 READ = "read_"  # keys of config.json that say how the data of the training were read
 READ_AS = ("column", "metric")  # such keys without that beginning
 
@@ -232,7 +231,7 @@ class Runner(Generic[A]):
     @property
     def streams(self) -> bool:
         """Whether an answer can be shown while it is generated."""
-        return hasattr(self.predictor, "stream")
+        return isinstance(self.predictor, Streaming)
 
     @property
     def from_nothing(self) -> bool:
@@ -304,7 +303,6 @@ class Runner(Generic[A]):
             raise UsageError(
                 f"data is missing; add data=FILE or data=FOLDER with {self.task.holds}"
             )
-        lookup("part", asked.part, PARTS)
         judge.check(asked, settings)
         with self.using(asked):
             runner = judge.subject(self, asked)
@@ -366,7 +364,6 @@ class Runner(Generic[A]):
 
     def read_part_of(self, data: str, part: str) -> Dataset[Any]:
         """A part of data as an evaluation would read it, or else of inputs alone."""
-        lookup("part", part, PARTS)
         try:
             return self.task.judge.read(self, self.eval_settings({"data": data, "part": part}))
         except UsageError as error:

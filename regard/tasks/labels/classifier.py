@@ -38,22 +38,6 @@ class JudgedUnits(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class LabelledPart(Protocol):
-    """A part of a set: the number of the label of each example, and where it is."""
-
-    labels: Any  # (n,)
-
-    def __len__(self) -> int: ...
-
-    def where(self, i: int) -> str:
-        """Where an example is."""
-        ...
-
-    def pick(self, rows: Any) -> Any:
-        """Some of the examples."""
-        ...
-
-
 class LabelCodec(Codec, Protocol[Raw]):
     """What brings the inputs of a modality to a classifier, and knows its labels."""
 
