@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.tasks.runner import Runner
 
 CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
-LETTERS = 1_000_000  # and so many letters, if that is sooner
+_LETTERS = 1_000_000  # and so many letters, if that is sooner
 
 Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
 # a text (or the messages of a conversation), and the JSON line it came in, if it did
@@ -137,7 +137,7 @@ def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], U
         for text, record in rows:
             chunk.append((text, record))
             letters += len(str(record or text))
-            if len(chunk) == size or letters >= LETTERS:
+            if len(chunk) == size or letters >= _LETTERS:
                 yield chunk, None
                 chunk, letters = [], 0
     except UsageError as error:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from regard.viewer.drawing import Drawing
 
 Place = str | Path
-VECTORS = {"embed": "fill"}  # a name for the vectors of a starter: one folder of weights for both
+_VECTORS = {"embed": "fill"}  # a name for the vectors of a starter: one folder of weights for both
 
 
 def not_none(**values: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def starters() -> dict[str, Path]:
     """Return the models that ship with the package."""
     homes = sorted(path.parent for path in starters_home().glob("*/config.json"))
     shipped = {home.name: home for home in homes}
-    return shipped | {name: shipped[of] for name, of in VECTORS.items() if of in shipped}
+    return shipped | {name: shipped[of] for name, of in _VECTORS.items() if of in shipped}
 
 
 def is_starter(name: Place) -> bool:
@@ -81,7 +81,7 @@ def is_starter(name: Place) -> bool:
 
 def only_vectors(name: Place) -> bool:
     """Tell whether a name is that of a starter's vectors."""
-    return str(name) in VECTORS and is_starter(name)
+    return str(name) in _VECTORS and is_starter(name)
 
 
 def find_model(name: str | Path) -> Path:
@@ -636,7 +636,7 @@ def list_models() -> Listing:
     shipped = {}
     for name, path in starters().items():
         told = read_json(path / "config.json")
-        about = told.get("about_vectors" if name in VECTORS else "about", "")
+        about = told.get("about_vectors" if name in _VECTORS else "about", "")
         shipped[name] = f"starter: {about} (weights under {told.get('licence', 'no licence')})"
     families = {
         name: f"family: {(family(name)[1].__doc__ or '').splitlines()[0]}" for name in MODELS

@@ -11,14 +11,14 @@ from regard.settings import Setting
 from regard.tasks import TASKS
 from regard.verbs import VERBS, Call, Verb, resolve
 
-FLAGS = ("--help", "--json", "--quiet", "--version")
-TYPES = {"text", "number", "path"}  # that are no names
-ANY = "-"  # stands for a first word that names nothing known
+_FLAGS = ("--help", "--json", "--quiet", "--version")
+_TYPES = {"text", "number", "path"}  # that are no names
+_ANY = "-"  # stands for a first word that names nothing known
 
 # what stands in a command so far, as "VERB WORD" -> what may come next
 Table = dict[str, tuple[str, ...]]
 
-BASH = r"""
+_BASH = r"""
 _regard_words() {
     case "$$1" in
 $cases
@@ -51,7 +51,7 @@ _regard() {
 complete -o default -F _regard regard
 """
 
-ZSH = r"""#compdef regard
+_ZSH = r"""#compdef regard
 _regard_words() {
     case "$$1" in
 $cases
@@ -89,7 +89,7 @@ else
 fi
 """
 
-FISH = r"""
+_FISH = r"""
 function __regard_words
     switch "$$argv[1]"
 $cases
@@ -122,9 +122,9 @@ complete -c regard -n 'test (count (__regard)) -gt 0' -f -a '(__regard)'
 
 # shell -> its script, and one of its cases
 SHELLS = {
-    "bash": (BASH, "    {names}) echo '{words}' ;;", "|"),
-    "zsh": (ZSH, "    {names}) echo '{words}' ;;", "|"),
-    "fish": (FISH, "        case {names}\n            echo '{words}'", " "),
+    "bash": (_BASH, "    {names}) echo '{words}' ;;", "|"),
+    "zsh": (_ZSH, "    {names}) echo '{words}' ;;", "|"),
+    "fish": (_FISH, "        case {names}\n            echo '{words}'", " "),
 }
 
 
@@ -144,16 +144,16 @@ def script(shell: str) -> str:
         case.format(names=separator.join(names), words=" ".join(words))
         for words, names in alike.items()
     ]
-    return Template(text).substitute(cases="\n".join(cases), any=ANY).strip()
+    return Template(text).substitute(cases="\n".join(cases), any=_ANY).strip()
 
 
 def table() -> Table:
     """All that can be completed."""
-    found: Table = {"": (*VERBS, *FLAGS)}
+    found: Table = {"": (*VERBS, *_FLAGS)}
     for verb in VERBS.values():
         names = verb.known_names() if verb.names else {}
         found[verb.name] = tuple(names)
-        found[f"{verb.name} {ANY}"] = tuple(candidates(verb, None))
+        found[f"{verb.name} {_ANY}"] = tuple(candidates(verb, None))
         if verb.settings and not isinstance(resolve(verb.settings), type):
             tasks = TASKS if verb.takes_model else {}  # that of a folder
             found |= {
@@ -171,5 +171,5 @@ def candidates(verb: Verb, name: str | None) -> Iterator[str]:
 
 def values(row: Setting) -> list[str]:
     """Names that the value of a setting can be."""
-    kinds = [kind for kind in row.type.split("|") if kind.isidentifier() and kind not in TYPES]
+    kinds = [kind for kind in row.type.split("|") if kind.isidentifier() and kind not in _TYPES]
     return row.names() or (kinds if len(kinds) > 1 else [])

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-MAX_MESSAGE = 3000  # letters of a message
+_MAX_MESSAGE = 3000  # letters of a message
 
 
 def printable(text: str) -> str:
@@ -24,20 +24,20 @@ def printable(text: str) -> str:
 
 
 # what gives commands to a terminal, or changes in which order a line is shown
-COMMANDS = re.compile(
+_COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def without_commands(text: str) -> str:
     """Return a text for a terminal: escaped is only what would not be shown but obeyed."""
-    return COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
     """Return a line of JSON as UTF-8 has it, with what a terminal would obey as \\uXXXX."""
     line = json.dumps(value, ensure_ascii=False, default=default)
-    return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 class UsageError(Exception):
@@ -46,7 +46,7 @@ class UsageError(Exception):
     def __init__(self, message: str):
         """Keep the message as one printable line, shortened if it quotes too much."""
         line = printable(str(message))
-        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:2000]} ... {line[-900:]}")
+        super().__init__(line if len(line) <= _MAX_MESSAGE else f"{line[:2000]} ... {line[-900:]}")
 
 
 class BrokenInput(UsageError):

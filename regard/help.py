@@ -32,11 +32,11 @@ HEADINGS = {
 # of each verb: settings of every task, keys of the verb itself, and the method of a model that
 # completes what is given
 TASK = Setting("task", "text", "none", "task to use the model for, if not its own", "", TASKS)
-OTHER = Setting("against", "text", "none", "other models to compare with", "scores", ())
+_OTHER = Setting("against", "text", "none", "other models to compare with", "scores", ())
 WORD = Setting("word", "text", "none", "word of the answer whose attention is shown", "picture", ())
-USES: dict[str, tuple[type, tuple[Setting, ...], str]] = {
+_USES: dict[str, tuple[type, tuple[Setting, ...], str]] = {
     "Run": (frame.RunSettings, (TASK,), "check"),
-    "Eval": (frame.EvalSettings, (TASK, OTHER), "eval_settings"),
+    "Eval": (frame.EvalSettings, (TASK, _OTHER), "eval_settings"),
     "Look": (LookSettings, (TASK, WORD), "look_settings"),
 }
 
@@ -93,7 +93,7 @@ def compare_rows(name: str | None, values: Mapping[str, Any]) -> list[Setting]:
 
 def model_rows(part: str, name: str | None, values: Mapping[str, Any]) -> list[Setting]:
     """Settings by which a model is run, judged or looked at; `part` says which."""
-    shared, own, complete = USES[part]
+    shared, own, complete = _USES[part]
     if name is None:
         return [*describe(shared), *own]
     values = dict(values)

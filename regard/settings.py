@@ -19,10 +19,10 @@ C = TypeVar("C")
 # a table, what returns it when asked, or where it is, as "module:TABLE"
 Choices = Iterable[str] | Callable[[], Iterable[str]] | str
 
-SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
-OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-MAX_LISTED = 100  # letters of key names that still fit into a one-line error
+_SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(.*)", re.DOTALL)
+_OPTION = re.compile(r"--([A-Za-z_][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_MAX_LISTED = 100  # letters of key names that still fit into a one-line error
 
 
 # name of a key in other tools -> its name here, the first that the settings have
@@ -103,8 +103,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "arch": ("family", "like"),
 }
 # an example where the value differs, too
-EXAMPLES = {"device": "cuda", "dtype": "bfloat16"}
-REMARKS = {
+_EXAMPLES = {"device": "cuda", "dtype": "bfloat16"}
+_REMARKS = {
     "num_workers": "batches are made in the training itself, so there are no workers",
     "workers": "batches are made in the training itself, so there are no workers",
     "resume": "the same command with the same out= goes on by itself",
@@ -172,13 +172,13 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, str]]:
         if word == "--":
             plain.extend(rest)
             break
-        if match := OPTION.fullmatch(word):
+        if match := _OPTION.fullmatch(word):
             key, value = match[1].replace("-", "_"), match[2]
             if value is None:
                 value = next(rest, None)
             if value is None or value.startswith("--"):
                 raise UsageError(f"{word} has no value; write {key}=VALUE")
-        elif match := SETTING.fullmatch(word):
+        elif match := _SETTING.fullmatch(word):
             key, value = match[1], match[2]
         elif re.match(r"-[A-Za-z]", word) and not re.search(r"\s", word):
             raise UsageError(f"unknown option '{word}'; settings are key=value, text goes after --")
@@ -306,15 +306,15 @@ def _unknown(key: str, keys: list[str]) -> UsageError:
     usual = key.lower().replace("-", "_")
     meant = [known for known in ALIASES.get(usual, ()) if known in keys]
     if meant:
-        example = f", such as {meant[0]}={EXAMPLES[meant[0]]}" if meant[0] in EXAMPLES else ""
-        aside = f" ({REMARKS[usual]})" if usual in REMARKS else ""
+        example = f", such as {meant[0]}={_EXAMPLES[meant[0]]}" if meant[0] in _EXAMPLES else ""
+        aside = f" ({_REMARKS[usual]})" if usual in _REMARKS else ""
         return UsageError(f"{text}; here it is '{meant[0]}'{example}{aside}")
     if close:
         text += f"; did you mean '{close[0]}'?"
     listed = ", ".join(keys)
     if not keys:
         text += "; there is nothing to set"
-    elif len(listed) <= MAX_LISTED:
+    elif len(listed) <= _MAX_LISTED:
         text += f" Keys: {listed}" if close else f"; keys are {listed}"
     elif not close:
         text += "; --help lists the keys"
@@ -371,8 +371,8 @@ def _as(hint: Any, value: Any) -> Any:
         raise _Mismatch(f"{_expected(hint)}" + (f"; did you mean '{close[0]}'?" if close else ""))
     if origin in (tuple, list):
         return _as_sequence(origin, arguments, value, hint)
-    if hint in CONVERTERS:
-        return CONVERTERS[hint](value)
+    if hint in _CONVERTERS:
+        return _CONVERTERS[hint](value)
     if hint is Any or isinstance(value, origin or hint):
         return value
     raise _Mismatch(_expected(hint))
@@ -439,8 +439,8 @@ def _as_float(value: Any) -> float:
 def _as_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in BOOLEANS:
-        return BOOLEANS[value.lower()]
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
     raise _Mismatch("true or false")
 
 
@@ -458,8 +458,8 @@ def _as_path(value: Any) -> Path:
     raise _Mismatch("a path")
 
 
-CONVERTERS = {int: _as_int, float: _as_float, bool: _as_bool, str: _as_str, Path: _as_path}
-TYPE_NAMES = {
+_CONVERTERS = {int: _as_int, float: _as_float, bool: _as_bool, str: _as_str, Path: _as_path}
+_TYPE_NAMES = {
     int: ("whole number", "a whole number"),
     float: ("number", "a number"),
     bool: ("true|false", "true or false"),
@@ -475,7 +475,7 @@ def _expected(hint: Any) -> str:
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
         return f"a list of {count}{_type_name(arguments[0])}s by commas"
-    return TYPE_NAMES.get(hint, ("", f"a {getattr(hint, '__name__', hint)}"))[1]
+    return _TYPE_NAMES.get(hint, ("", f"a {getattr(hint, '__name__', hint)}"))[1]
 
 
 def _type_name(hint: Any) -> str:
@@ -486,7 +486,7 @@ def _type_name(hint: Any) -> str:
         return "|".join(str(option) for option in arguments)
     if origin in (tuple, list):
         return f"{_type_name(arguments[0])},..."
-    return TYPE_NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
+    return _TYPE_NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
 
 
 def _nested(hint: Any) -> type | None:

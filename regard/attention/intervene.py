@@ -30,8 +30,8 @@ from regard.errors import UsageError, nearest
 
 # What a place becomes: a tensor that broadcasts to it, a number, or a function of what it is.
 Change = Tensor | float | Callable[[Tensor], Tensor]
-OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
-INTERVENTION_PLACES = ("in", "out", "memory", *OF_ATTENTION)
+_OF_ATTENTION = ("queries", "keys", "weights", "mask", "heads")
+INTERVENTION_PLACES = ("in", "out", "memory", *_OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def compute_asked(problem: Problem) -> tuple[Problem, Tensor, Tensor | None]:
     asked = _ASKED.get()
     if not asked or id(problem.module) not in asked:
         return problem, *compute(problem)
-    of_kind: dict[str, list[Callable[[Tensor], Tensor]]] = {kind: [] for kind in OF_ATTENTION}
+    of_kind: dict[str, list[Callable[[Tensor], Tensor]]] = {kind: [] for kind in _OF_ATTENTION}
     for place, function in asked[id(problem.module)]:
         if place.kind in of_kind:
             of_kind[place.kind].append(function)

@@ -31,7 +31,7 @@ from regard.native.torch_private import under_transform
 # A masked attention with more entries than this is computed some rows at a time.
 TILE_NUMBERS = 2**22
 # So few queries, as in decoding, are faster by two plain products where keys are laid as columns.
-MAX_SMALL_QUERIES = 16
+_MAX_SMALL_QUERIES = 16
 
 # The average of the values, and all weights where these are in memory.
 Answer = tuple[Tensor, Tensor | None]
@@ -116,7 +116,7 @@ def given(p: Problem) -> Answer | None:
 
 def small_query(p: Problem) -> Answer | None:
     """Attend with few queries without gradients: all heads that share keys ask in one product."""
-    if p.mask is not None or p.q.shape[-2] > MAX_SMALL_QUERIES or torch.is_grad_enabled():
+    if p.mask is not None or p.q.shape[-2] > _MAX_SMALL_QUERIES or torch.is_grad_enabled():
         return None
     if p.product is None or p.product.k.stride(-1) == 1 or p.q.device.type != "cpu":
         return None

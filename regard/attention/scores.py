@@ -180,7 +180,7 @@ HEAD_SCORES = {"cosine_learned": LearnedCosine}
 
 
 # name -> how to make one by numbers of its own
-SET_SCORES = {
+_SET_SCORES = {
     "dot": lambda scale, cap: Dot(scale),
     "capped": lambda scale, cap: Capped(50.0 if cap is None else cap, scale),
 }
@@ -199,7 +199,7 @@ def build_score(
         cap: soft cap of the scores
     """
     if scale is not None or cap is not None:
-        return lookup("score with a scale or cap", name, SET_SCORES)(scale, cap)
+        return lookup("score with a scale or cap", name, _SET_SCORES)(scale, cap)
     if name in HEAD_SCORES:
         return HEAD_SCORES[name](heads)
     return lookup("score", name, {**SCORES, **HEAD_SCORES})(width)

@@ -57,13 +57,13 @@ PRODUCTS: dict[Any, tuple[str, Callable[[Sequence[Any], Any], int]]] = {
     ),
 }
 # operations that write weights of attention to memory, or of the kernel what stands for them
-WEIGHT_OF: dict[Any, Callable[[Any], Tensor]] = {
+_WEIGHT_OF: dict[Any, Callable[[Any], Tensor]] = {
     aten._softmax: lambda out: out,
     aten._safe_softmax: lambda out: out,
     aten._scaled_dot_product_flash_attention_for_cpu: lambda out: out[1],
 }
-NO_NUMBER = (aten._local_scalar_dense, aten.is_nonzero)
-NO_TRAFFIC = (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided)
+_NO_NUMBER = (aten._local_scalar_dense, aten.is_nonzero)
+_NO_TRAFFIC = (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class _Zeros(TorchDispatchMode):
     """Answers 0 where a number is wanted that is not there."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._overloadpacket in NO_NUMBER and args[0].is_meta:
+        if func._overloadpacket in _NO_NUMBER and args[0].is_meta:
             return False if func._overloadpacket is aten.is_nonzero else 0
         return func(*args, **(kwargs or {}))
 
@@ -164,12 +164,12 @@ class _Counting(TorchDispatchMode):
             products = formula(args, out)
             self.counted.products[kind] += products
             self.counted.modules.update(dict.fromkeys(self.where, products))
-        if packet in WEIGHT_OF:
-            self.counted.weights += _bytes(WEIGHT_OF[packet](out))
+        if packet in _WEIGHT_OF:
+            self.counted.weights += _bytes(_WEIGHT_OF[packet](out))
         given, made = list(tensors(args)), list(tensors(out))
         shown = {_storage(x) for x in given}
         views = not func._schema.is_mutable and all(_storage(x) in shown for x in made)
-        if made and not views and packet not in NO_TRAFFIC:
+        if made and not views and packet not in _NO_TRAFFIC:
             self.counted.calls.append((products, sum(map(_bytes, given + made))))
         return out
 

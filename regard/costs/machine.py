@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-SECONDS_MEASURED = 0.25  # spent on each measurement
+_SECONDS_MEASURED = 0.25  # spent on each measurement
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Machine:
         )
 
 
-def least(act: Callable[[], object], seconds: float = SECONDS_MEASURED) -> float:
+def least(act: Callable[[], object], seconds: float = _SECONDS_MEASURED) -> float:
     """Return the shortest time that something takes, of as many as there is time for."""
     act()
     best, end = float("inf"), time.perf_counter() + seconds
@@ -50,7 +50,7 @@ def _measure(threads: int) -> Machine:
         into = torch.empty_like(big)
         bandwidth = 2 * 4 * big.numel() / least(lambda: into.copy_(big))
         small = torch.ones(1, device="cpu")
-        call = least(lambda: [small + small for _ in range(100)], SECONDS_MEASURED / 5) / 100
+        call = least(lambda: [small + small for _ in range(100)], _SECONDS_MEASURED / 5) / 100
     return Machine(rate, bandwidth, call, threads)
 
 

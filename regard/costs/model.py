@@ -13,7 +13,7 @@ from regard.models import MODELS, family, info_of, preset, preset_family, preset
 from regard.models.folder import model_config, on_meta, read_config
 from regard.pretrained.folder import is_foreign, read_foreign
 
-PAIRS = {"pair": "text+text"}
+_PAIRS = {"pair": "text+text"}
 
 
 def named(name: str, size: str | None = None) -> tuple[str, Any]:
@@ -48,7 +48,7 @@ def build(kind: str, config: Any) -> nn.Module:
 
 def modality_read(reads: str) -> tuple[Modality[Any], bool] | None:
     """Modality that a family reads by its declaration, and whether a text is read beside it."""
-    name, _, beside = PAIRS.get(reads, reads).partition("+")
+    name, _, beside = _PAIRS.get(reads, reads).partition("+")
     return (MODALITIES[name], bool(beside)) if name in MODALITIES else None
 
 

@@ -21,8 +21,8 @@ from regard.models.folder import on_meta
 from regard.settings import fill, setting
 
 FLOAT = 4  # bytes of a number
-MOMENTS = 4  # numbers for each weight in training: itself, its gradient and two moments
-GROWTH_FACTORS = (2, 4)  # larger inputs, by which growth is measured
+_MOMENTS = 4  # numbers for each weight in training: itself, its gradient and two moments
+_GROWTH_FACTORS = (2, 4)  # larger inputs, by which growth is measured
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Cost(Named):
     @property
     def training_bytes(self) -> int:
         """Return the memory of a training step with Adam."""
-        return self.kept + MOMENTS * FLOAT * self.parameters
+        return self.kept + _MOMENTS * FLOAT * self.parameters
 
     @property
     def exponents(self) -> dict[str, float | None]:
@@ -307,7 +307,7 @@ def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Co
     roof = machine()
     entries = sum(shape.entries for shape in shapes)
     grown = [Larger(read.show(), read.amount(), run.multiply_adds, entries, step.kept)]
-    grown += [_larger(model, read, times) for times in GROWTH_FACTORS] if options.growth else []
+    grown += [_larger(model, read, times) for times in _GROWTH_FACTORS] if options.growth else []
     return Cost(
         model=name,
         family=kind,

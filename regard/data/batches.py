@@ -8,7 +8,7 @@ import torch
 
 from regard.errors import UsageError
 
-REMEMBERED = 4  # epochs whose plans are kept: a resumed run looks back at most one
+_REMEMBERED = 4  # epochs whose plans are kept: a resumed run looks back at most one
 
 
 class Batches:
@@ -59,7 +59,7 @@ class Batches:
         epoch, place = divmod(n, self._count)
         if epoch not in self._plans:
             self._plans[epoch] = self._plan(epoch)
-            if len(self._plans) > REMEMBERED:
+            if len(self._plans) > _REMEMBERED:
                 self._plans.popitem(last=False)
         return self._plans[epoch][place]
 
@@ -134,7 +134,7 @@ class Shuffled:
         if epoch not in self._orders:
             rng = np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
             self._orders[epoch] = rng.permutation(self.examples)
-            if len(self._orders) > REMEMBERED:
+            if len(self._orders) > _REMEMBERED:
                 self._orders.popitem(last=False)
         return self._orders[epoch]
 

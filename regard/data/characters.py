@@ -12,9 +12,9 @@ from regard.data.tokenizer import SPECIALS, OwnTokenizer
 from regard.errors import UsageError
 from regard.files import read_bounded, write_atomically
 
-KIND = "characters"
-MOST_BYTES = 16 * 2**20
-LOST = "\ufffd"  # what stands for a character outside the vocabulary
+_KIND = "characters"
+_MOST_BYTES = 16 * 2**20
+_LOST = "\ufffd"  # what stands for a character outside the vocabulary
 
 
 class Characters(OwnTokenizer):
@@ -24,7 +24,7 @@ class Characters(OwnTokenizer):
         """Take the characters in the order of their ids, which begin after the special tokens."""
         self.characters = list(characters)
         self.vocab = len(SPECIALS) + len(self.characters)
-        self.text = json.dumps({"regard_tokenizer": KIND, "characters": self.characters}) + "\n"
+        self.text = json.dumps({"regard_tokenizer": _KIND, "characters": self.characters}) + "\n"
         self.sha = hashlib.sha256(self.text.encode()).hexdigest()
         self._ids = {c: i for i, c in enumerate(self.characters, len(SPECIALS))}
         # by code point, so that a long text is looked up at once; one more place for all beyond
@@ -47,11 +47,11 @@ class Characters(OwnTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> "Characters":
         """Read a vocabulary that Regard has saved, or say what is wrong with the file."""
-        data = read_bounded(path, MOST_BYTES)
+        data = read_bounded(path, _MOST_BYTES)
         try:
             file = json.loads(data)
             characters = file["characters"]
-            if file["regard_tokenizer"] != KIND or not isinstance(characters, list):
+            if file["regard_tokenizer"] != _KIND or not isinstance(characters, list):
                 raise ValueError("of another kind")
             for character in characters:
                 if not isinstance(character, str) or len(character) != 1:
@@ -83,7 +83,7 @@ class Characters(OwnTokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the characters of ids to a text, without the special tokens."""
-        return "".join(LOST if n == self.unk else self._spelling(n) for n in ids)
+        return "".join(_LOST if n == self.unk else self._spelling(n) for n in ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return what to show for each id."""

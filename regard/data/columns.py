@@ -15,7 +15,7 @@ from regard.data.table import BadRow, Table, like_header
 from regard.errors import UsageError
 
 # Which names of columns or keys belong together: text to text, then media to text.
-ROLES = (
+_ROLES = (
     (
         {"source", "src", "text", "sentence", "input", "question", "review"},
         {"target", "tgt", "label", "class", "category", "translation", "output", "answer"},
@@ -75,7 +75,7 @@ def names_in(path: Path) -> list[str]:
 def find_roles(names: Sequence[str]) -> tuple[int, int] | None:
     """Find the columns with well-known names such as source and target, or text and label."""
     names = [name.strip().casefold() for name in names]
-    for inputs, outputs in ROLES:
+    for inputs, outputs in _ROLES:
         a = next((i for i, name in enumerate(names) if name in inputs), None)
         b = next((i for i, name in enumerate(names) if name in outputs), None)
         if a is not None and b is not None and a != b:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError, lookup
 
-ROLES = ("system", "user", "assistant")
-MAX_MESSAGES = 10_000
+_ROLES = ("system", "user", "assistant")
+_MAX_MESSAGES = 10_000
 OWN = "own"  # the name of a checkpoint's own template
-START_TIMEOUT = 60.0  # seconds that the rendering process may take to begin
+_START_TIMEOUT = 60.0  # seconds that the rendering process may take to begin
 RENDER_TIMEOUT = 3.0  # and to render a conversation
-MAX_ERROR = 200  # characters of a template's error that are shown
+_MAX_ERROR = 200  # characters of a template's error that are shown
 
 
 class Message(NamedTuple):
@@ -105,14 +105,14 @@ def read_messages(given: Any, where: str = "messages", *, answered: bool = False
 
     One to learn from is `answered`: some of it is said by the assistant, who may end it.
     """
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
+    if not isinstance(given, list) or not 0 < len(given) <= _MAX_MESSAGES:
         raise UsageError(f"{where}: expected a list of messages")
     messages = []
     for number, one in enumerate(given, 1):
         role, content = (one.get(key) if isinstance(one, dict) else None for key in Message._fields)
-        if role not in ROLES or not isinstance(content, str):
+        if role not in _ROLES or not isinstance(content, str):
             raise UsageError(
-                f"{where}: message {number} is {one!r:.60}; expected a role ({', '.join(ROLES)}) "
+                f"{where}: message {number} is {one!r:.60}; expected a role ({', '.join(_ROLES)}) "
                 "and a content that is text"
             )
         messages.append(Message(role, content))
@@ -257,7 +257,7 @@ class Renderer:
         if "error" in answer:
             words = "".join(c if c.isprintable() else " " for c in answer["error"])
             raise UsageError(
-                f"the folder's chat template: {words[:MAX_ERROR]}; or choose template=plain"
+                f"the folder's chat template: {words[:_MAX_ERROR]}; or choose template=plain"
             )
         return answer["text"]
 
@@ -273,7 +273,7 @@ class Renderer:
             text=True,
             encoding="utf-8",
         )
-        ready = self._ask(self.child, None, START_TIMEOUT)
+        ready = self._ask(self.child, None, _START_TIMEOUT)
         if ready is None or ready.strip() != "ready":
             self.child.kill()
             raise UsageError(

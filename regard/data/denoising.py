@@ -15,8 +15,8 @@ from regard.data.store import Store, tokenised
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 
-SENTINEL = "<extra_id_{}>"  # how T5's tokenizers name their sentinels
-SENTINELS = 100
+_SENTINEL = "<extra_id_{}>"  # how T5's tokenizers name their sentinels
+_SENTINELS = 100
 
 
 class Sentinels(NamedTuple):
@@ -28,7 +28,7 @@ class Sentinels(NamedTuple):
 
 def sentinels_of(tokenizer: Tokenizer, vocab: int, needed: int) -> Sentinels:
     """Return the tokenizer's own sentinels, or spare rows of a vocabulary."""
-    named = [tokenizer.token_to_id(SENTINEL.format(n)) for n in range(SENTINELS)]
+    named = [tokenizer.token_to_id(_SENTINEL.format(n)) for n in range(_SENTINELS)]
     spans = [n for n in named if n is not None] or list(range(tokenizer.vocab, vocab))
     mask = tokenizer.mask if tokenizer.mask is not None else (spans or [-1])[0]
     if mask < 0 or len(spans) < min(needed, 2):
@@ -74,7 +74,7 @@ class Corruption:
 
 
 CORRUPTIONS: dict[str, Corruption] = {
-    "spans": Corruption(mask_spans, SENTINELS, 0.15, span_lengths),
+    "spans": Corruption(mask_spans, _SENTINELS, 0.15, span_lengths),
     "noise": Corruption(add_noise, 1, 0.3, lambda lengths, share, mean: lengths),
 }
 

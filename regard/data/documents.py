@@ -34,9 +34,9 @@ from regard.errors import UsageError
 from regard.files import refuse
 
 TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", "source")
-LAST = 0.1  # share of a running text that is kept for validation
+_LAST = 0.1  # share of a running text that is kept for validation
 CHUNK = 500_000  # characters of a running text that are split into tokens at once
-MOST_TEXT = 20 * 2**30  # bytes of one file
+_MOST_TEXT = 20 * 2**30  # bytes of one file
 
 
 @dataclass
@@ -125,7 +125,7 @@ class EndSplitter(RowSplitter):
             return _cut_parts(text, trained), trained
         size = len(text)
         test = int(size * (1 - (shares.get("test") or 0)))
-        valid = int(test - size * (shares["valid"] or LAST)) if "valid" in shares else test
+        valid = int(test - size * (shares["valid"] or _LAST)) if "valid" in shares else test
         bounds = {
             name: {"": at} for name, at in (("valid", valid), ("test", test)) if name in shares
         }
@@ -272,8 +272,8 @@ def read_whole(path: Path) -> str:
     with opened_text(path) as file:
         while part := file.read(2**24):  # asked for all at once, memory for the most is taken
             data += part
-            if len(data) > MOST_TEXT:
-                raise UsageError(f"{path}: over {MOST_TEXT >> 30} GB; cut it into several files")
+            if len(data) > _MOST_TEXT:
+                raise UsageError(f"{path}: over {_MOST_TEXT >> 30} GB; cut it into several files")
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         text = data.decode()

@@ -14,10 +14,10 @@ import numpy as np
 from regard.errors import UsageError, lookup
 from regard.files import read_json, write_atomically
 
-FILE = "features.json"
-MAX_FEATURES = 99_999
-MAX_LETTERS = 300  # of a feature; one of longer words is never common
-MIN_COUNT = 2  # how often a feature must be seen to be learnt
+_FILE = "features.json"
+_MAX_FEATURES = 99_999
+_MAX_LETTERS = 300  # of a feature; one of longer words is never common
+_MIN_COUNT = 2  # how often a feature must be seen to be learnt
 
 WORD = re.compile(
     r"""(?:https?://|www\.)\S+|[\w.+-]{1,64}@[\w-]{1,64}(?:\.\w{1,20}){1,4}
@@ -103,20 +103,20 @@ class Features:
             for function in functions:
                 counts.update(one for some in function(words) for one in some)
         del counts[""]
-        often = [f for f, n in counts.items() if n >= MIN_COUNT and len(f) <= MAX_LETTERS]
+        often = [f for f, n in counts.items() if n >= _MIN_COUNT and len(f) <= _MAX_LETTERS]
         return cls(names, sorted(often, key=lambda f: (-counts[f], f))[:most], alone)
 
     @classmethod
     def load(cls, folder: Path) -> "Features":
         """Read the features of a folder, or say what is wrong with the file."""
-        path = folder / FILE
+        path = folder / _FILE
         file = read_json(path)
         names, known = file.get("names"), file.get("known")
-        if not isinstance(names, str) or not isinstance(known, list) or len(known) > MAX_FEATURES:
+        if not isinstance(names, str) or not isinstance(known, list) or len(known) > _MAX_FEATURES:
             raise UsageError(
-                f"{path}: expected names and a list of at most {MAX_FEATURES:,} known features"
+                f"{path}: expected names and a list of at most {_MAX_FEATURES:,} known features"
             )
-        if not all(isinstance(one, str) and 0 < len(one) <= MAX_LETTERS for one in known):
+        if not all(isinstance(one, str) and 0 < len(one) <= _MAX_LETTERS for one in known):
             raise UsageError(f"{path}: a known feature that is no short text")
         if len(set(known)) != len(known):
             raise UsageError(f"{path}: known features that are double")
@@ -127,7 +127,7 @@ class Features:
 
     def save(self, folder: Path) -> None:
         """Write the features beside a model."""
-        write_atomically(folder / FILE, self.text)
+        write_atomically(folder / _FILE, self.text)
 
     def numbers(self, words: Sequence[str]) -> np.ndarray:
         """Return the numbers of the words' features, (words, kinds)."""

@@ -9,7 +9,7 @@ import numpy as np
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.errors import UsageError
 
-MASKS = ("[MASK]", "<mask>")  # how people write it, whatever the tokenizer says
+_MASKS = ("[MASK]", "<mask>")  # how people write it, whatever the tokenizer says
 
 
 class PartlyFilled(NamedTuple):
@@ -37,9 +37,9 @@ class GapText:
     def __init__(self, tokenizer: Tokenizer, longest: int):
         self.tokenizer, self.longest = tokenizer, longest
         self.mask = mask_id(tokenizer)
-        self.mask_token = tokenizer.mask_token or MASKS[0]
+        self.mask_token = tokenizer.mask_token or _MASKS[0]
         self.before, self.after = tokenizer.around("encoder")
-        names = sorted({*MASKS, self.mask_token}, key=len, reverse=True)
+        names = sorted({*_MASKS, self.mask_token}, key=len, reverse=True)
         self.mask_pattern = re.compile("|".join(map(re.escape, names)))
         self.pieces = [tokenizer.pieces([number])[0] for number in range(tokenizer.vocab)]
         self.wordpiece = any(piece.startswith("##") for piece in self.pieces)  # continues a word

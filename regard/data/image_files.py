@@ -47,12 +47,12 @@ from regard.data.table import BadRow, Table, is_saved
 from regard.errors import UsageError
 
 MOST_STORED = 4 * 2**30  # bytes of a set that is kept decoded; a larger one is read from its files
-IMAGES = Media(
+_IMAGES = Media(
     "image", frozenset(SUFFIXES), lambda content: not begins_as_sound(content), BrokenImage
 )
 PART = "|".join(word for words in PARTS.values() for word in words)
-IDX = re.compile(rf"^(t10k|{PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
-MOSAIC = re.compile(rf"(?P<part>{PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
+_IDX = re.compile(rf"^(t10k|{PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
+_MOSAIC = re.compile(rf"(?P<part>{PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
 
 
 class Item(NamedTuple):
@@ -68,7 +68,7 @@ class Item(NamedTuple):
 class ImageFiles(MediaFiles):
     """The images of one part of a set, not yet decoded: in files, or in an array (n, c, h, w)."""
 
-    media = IMAGES
+    media = _IMAGES
 
     def __init__(
         self,
@@ -135,24 +135,24 @@ def holds_images(data: Any) -> bool:
 def kind_of_set(path: Path) -> str:
     """Return which kind of set lies at a path, or nothing."""
     if path.is_file() or is_saved(path):
-        if IDX.search(path.name):
+        if _IDX.search(path.name):
             return "idx"
-        if IMAGES.named(path.name):
+        if _IMAGES.named(path.name):
             return "one"
-        return "table" if IMAGES.listed_in(path) else ""
+        return "table" if _IMAGES.listed_in(path) else ""
     if not path.is_dir():
         return ""
     names = [entry.name for entry in islice(os.scandir(path), 10_000)]
-    if any(IDX.search(name) for name in names):
+    if any(_IDX.search(name) for name in names):
         return "idx"
-    if any(MOSAIC.fullmatch(name) for name in names):
+    if any(_MOSAIC.fullmatch(name) for name in names):
         return "mosaics"
-    tables = [file for some in IMAGES.tables(path).values() for file in some]
-    if any(IMAGES.listed_in(file) for file in tables):
+    tables = [file for some in _IMAGES.tables(path).values() for file in some]
+    if any(_IMAGES.listed_in(file) for file in tables):
         return "table"
     folders = sorted(name for name in names if not name.startswith(".") and (path / name).is_dir())
-    loose = not tables and any(IMAGES.named(name) for name in names)
-    return "folders" if loose or any(IMAGES.lie_in(path / name) for name in folders) else ""
+    loose = not tables and any(_IMAGES.named(name) for name in names)
+    return "folders" if loose or any(_IMAGES.lie_in(path / name) for name in folders) else ""
 
 
 # Where its parts are
@@ -174,7 +174,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
         return _find_idx(path if path.is_dir() else path.parent, options)
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path, options)
-    return IMAGES.find_parts(
+    return _IMAGES.find_parts(
         path,
         kind == "table",
         partial(_read_table, options=options),
@@ -189,7 +189,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
 
 def _read_folder(folder: Path, options: ImageOptions) -> ImageFiles:
     """Read a folder of class folders, or where labels are of no concern, all images within."""
-    return _look_at(*IMAGES.read_folder(folder, options.labelled), options)
+    return _look_at(*_IMAGES.read_folder(folder, options.labelled), options)
 
 
 def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
@@ -258,7 +258,7 @@ def _look_at(
             return image.size, image.mode in GREY, _is_animated(image)
 
     opened = [(row[0], row[0] if contents is None else contents[i]) for i, row in enumerate(rows)]
-    seen = IMAGES.look_at(opened, look, options.broken, options.most)
+    seen = _IMAGES.look_at(opened, look, options.broken, options.most)
     items = [Item(*rows[i], digest) for i, digest in zip(seen.rows, seen.hashes, strict=True)]
     found = ImageFiles(items, contents=[opened[i][1] for i in seen.rows])
     found.sizes = {size for size, _, _ in seen.headers}
@@ -305,7 +305,7 @@ def _find_idx(folder: Path, options: ImageOptions) -> dict[str, ReadImages]:
     """Find idx files of images, each with one of labels beside it."""
     readers: dict[str, ReadImages] = {}
     for name in sorted(os.listdir(folder)):
-        if match := IDX.search(name):
+        if match := _IDX.search(name):
             part = "test" if match[1].lower() == "t10k" else str(part_named(match[1]))
             if part in readers:
                 raise UsageError(
@@ -358,7 +358,7 @@ def _array_items(images: np.ndarray, labels: Iterable[str], where: str) -> list[
 def _find_mosaics(folder: Path, options: ImageOptions) -> dict[str, ReadImages]:
     parts: dict[str, dict[str, Path]] = {}
     for name in sorted(os.listdir(folder)):
-        if match := MOSAIC.fullmatch(name):
+        if match := _MOSAIC.fullmatch(name):
             part = parts.setdefault(str(part_named(match["part"])), {})
             if match["label"] in part:
                 raise UsageError(f"{folder}: two mosaics of {match['label']}, such as {name}")

@@ -23,7 +23,7 @@ from regard.settings import setting
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 MOST_PIXELS = 64_000_000  # of one image: decoded, some 200 MB
-MOST_BYTES = 2**30  # of one file
+_MOST_BYTES = 2**30  # of one file
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # modes without colour
 # what is too large is refused here, in our own words
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -75,21 +75,21 @@ def _resize_then_crop(
     return image.crop((left, top, left + size, top + size))
 
 
-GROUNDS: dict[str, None] = dict.fromkeys(("any", "dark", "light"))
-EVEN, LIKE = 32, 0.7  # levels from the ground that are still ground; share of a border that is it
-NEAR = 0.2  # by how much content may be larger or smaller than it should be
+_GROUNDS: dict[str, None] = dict.fromkeys(("any", "dark", "light"))
+_EVEN, _LIKE = 32, 0.7  # levels from the ground that are still ground; share of a border that is it
+_NEAR = 0.2  # by how much content may be larger or smaller than it should be
 
 
 def ground_of(pixels: np.ndarray) -> float | None:
     """Return the level of the border of an image (h, w), if nearly all of it has the same."""
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]).astype(float)
     level = float(np.median(border))
-    return level if (abs(border - level) < EVEN).mean() >= LIKE else None
+    return level if (abs(border - level) < _EVEN).mean() >= _LIKE else None
 
 
 def content_box(pixels: np.ndarray, level: float) -> tuple[int, int, int, int] | None:
     """Return left, top, right and bottom of what is not of the level of the ground."""
-    shown = abs(pixels.astype(float) - level) >= EVEN
+    shown = abs(pixels.astype(float) - level) >= _EVEN
     rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
     if not len(rows):
         return None
@@ -99,7 +99,7 @@ def content_box(pixels: np.ndarray, level: float) -> tuple[int, int, int, int] |
 def measure_ground(images: np.ndarray) -> tuple[str, float]:
     """Return the ground of nearly all images (n, h, w), dark, light or any, and their content."""
     levels = [ground_of(pixels) for pixels in images]
-    for name, has in (("dark", lambda x: x < EVEN), ("light", lambda x: x > 255 - EVEN)):
+    for name, has in (("dark", lambda x: x < _EVEN), ("light", lambda x: x > 255 - _EVEN)):
         if np.mean([level is not None and has(level) for level in levels]) > 0.95:
             pairs = [
                 (x, level) for x, level in zip(images, levels, strict=True) if level is not None
@@ -127,7 +127,7 @@ def _place(pixels: np.ndarray, ground: str, content: float) -> tuple[Box | None,
         )
     left, top, right, bottom = box
     side = max(right - left, bottom - top) / content
-    if len(set(pixels.shape)) > 1 or abs(side / len(pixels) - 1) > NEAR:
+    if len(set(pixels.shape)) > 1 or abs(side / len(pixels) - 1) > _NEAR:
         notes.append(f"cropped to what it shows ({right - left} x {bottom - top} pixels)")
     x, y = round((left + right - side) / 2), round((top + bottom - side) / 2)
     return ((x, y, x + round(side), y + round(side)) if notes else None), notes
@@ -144,7 +144,7 @@ def _lay(image: Image.Image, box: Box, ground: str) -> Image.Image:
     return ImageOps.invert(image) if ground == "light" else image
 
 
-RESAMPLES = {
+_RESAMPLES = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -159,12 +159,12 @@ class ImageFormat:
     size: int | None = setting(None, min=1, max=4096)
     channels: int | None = setting(None, min=1, max=3)
     fit: str = setting("crop", choices=FITS)
-    resample: str = setting("bicubic", choices=RESAMPLES)
+    resample: str = setting("bicubic", choices=_RESAMPLES)
     background: str = "white"  # what is seen through an image
     # to which an image is brought before a square of the size is cut out of its middle
     edge: int | None = setting(None, min=1, max=4096)
     # behind what is shown, if it is always the same
-    ground: str = setting("any", choices=GROUNDS)
+    ground: str = setting("any", choices=_GROUNDS)
     # the longer side of what is shown, by that of the image, where the ground is known
     content: float = setting(1.0, above=0, max=1)
     mean: tuple[float, ...] = setting((), min=-1000, max=1000)
@@ -227,7 +227,7 @@ class ImageFormat:
             image = image if box is None else _lay(image, box, self.ground)
             if notes is not None:
                 notes += done
-        resample = RESAMPLES[self.resample]
+        resample = _RESAMPLES[self.resample]
         if self.size is not None and self.edge is not None:
             image = _resize_then_crop(image, self.edge, self.fit, self.size, resample)
         elif self.size is not None and image.size != (self.size, self.size):
@@ -281,7 +281,7 @@ def open_image(source: Any, name: str = "") -> Image.Image:
     name = name or _name(source)
     try:
         if isinstance(source, bytes):
-            if not 0 < len(source) <= MOST_BYTES:
+            if not 0 < len(source) <= _MOST_BYTES:
                 raise BrokenImage(f"{name}: {len(source):,} bytes; expected an image")
             return _bounded(Image.open(BytesIO(source), formats=FORMATS), name)
         path = Path(source)
@@ -289,7 +289,7 @@ def open_image(source: Any, name: str = "") -> Image.Image:
             if path.is_dir():
                 raise BrokenImage(f"{name}: is a folder; expected an image")
             raise BrokenImage(f"{name}: not a file" if path.exists() else missing(path))
-        if (size := path.stat().st_size) > MOST_BYTES or not size:
+        if (size := path.stat().st_size) > _MOST_BYTES or not size:
             why = "over 1 GB" if size else "empty"
             raise BrokenImage(f"{name}: {why}; expected an image")
         image = Image.open(path, formats=FORMATS)

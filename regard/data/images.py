@@ -24,8 +24,8 @@ from regard.data.parts import PartsAsked
 from regard.data.store import ImageStore, build_image_store, store_key
 from regard.errors import UsageError, lookup
 
-USUAL = 64  # pixels to which photos are brought that are not all of one size
-LARGEST = 256  # pixels of images that are taken as they are
+_USUAL = 64  # pixels to which photos are brought that are not all of one size
+_LARGEST = 256  # pixels of images that are taken as they are
 
 
 class Images(MediaRows):
@@ -135,13 +135,13 @@ def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> I
     if format.size is None:
         sizes = sorted(files.sizes)
         width, height = sizes[0]
-        alike = len(sizes) == 1 and width == height <= LARGEST
-        format = replace(format, size=width if alike else USUAL)
+        alike = len(sizes) == 1 and width == height <= _LARGEST
+        format = replace(format, size=width if alike else _USUAL)
         if not alike:
             largest = max(sizes, key=lambda size: size[0] * size[1])
             notes.append(
                 f"images of {width} x {height} to {largest[0]} x {largest[1]} pixels are brought "
-                f"to {USUAL} x {USUAL} (fit={format.fit}); choose with image="
+                f"to {_USUAL} x {_USUAL} (fit={format.fit}); choose with image="
             )
     return format
 

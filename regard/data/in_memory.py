@@ -18,9 +18,9 @@ from regard.errors import UsageError
 from regard.files import cache_folder, make_folder, refuse, replacing, temporary_beside
 
 # what rows without names are called, by how many values they have
-NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
+_NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
 LISTS = ("words", "tags")  # of a row of two lists
-EXPECTED = (
+_EXPECTED = (
     "a path, a list of dicts or tuples, a pandas or polars frame, a dataset, or a dict of these "
     "by part (train, valid, test)"
 )
@@ -101,13 +101,13 @@ def rows_of(data: Any) -> Iterable[Any]:
         return rows
     if isinstance(data, Mapping):
         if not is_columns(data):
-            raise UsageError(f"data= is a dict of no columns of one length; expected {EXPECTED}")
+            raise UsageError(f"data= is a dict of no columns of one length; expected {_EXPECTED}")
         return column_rows(data)
     if hasattr(data, "to_pylist"):  # one column of pyarrow
         return data.to_pylist()
     kinds = str | bytes | set | frozenset  # of which the last two have no order
     if isinstance(data, kinds) or not isinstance(data, Iterable) or not getattr(data, "ndim", 1):
-        raise UsageError(f"data= is a {type(data).__name__}; expected {EXPECTED}")
+        raise UsageError(f"data= is a {type(data).__name__}; expected {_EXPECTED}")
     return data
 
 
@@ -200,13 +200,13 @@ def _with_names(row: Any, number: int) -> Mapping[str, Any]:
         return {"text": row}
     if hasattr(row, "_asdict"):
         return row._asdict()
-    if not isinstance(row, Sequence) or isinstance(row, bytes) or len(row) not in NAMES:
+    if not isinstance(row, Sequence) or isinstance(row, bytes) or len(row) not in _NAMES:
         raise UsageError(
             f"row {number} of data is a {type(row).__name__}; expected a dict, or a tuple of one "
             "to three values"
         )
     lists = len(row) == 2 and all(isinstance(one, list | tuple) for one in row)
-    return dict(zip(LISTS if lists else NAMES[len(row)], row, strict=True))
+    return dict(zip(LISTS if lists else _NAMES[len(row)], row, strict=True))
 
 
 def _plain(value: Any) -> Any:

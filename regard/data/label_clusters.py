@@ -21,8 +21,8 @@ from regard.errors import UsageError
 from regard.files import read_json, write_json
 
 FILE = "clusters.json"
-MOST_COLUMNS = 8192  # of a TF-IDF vector
-MOST_NUMBERS = 2**26  # of all vectors of labels: 256 MB
+_MOST_COLUMNS = 8192  # of a TF-IDF vector
+_MOST_NUMBERS = 2**26  # of all vectors of labels: 256 MB
 
 
 def label_vectors(texts: Sequence[Sequence[str]], targets: Sequence[Sequence[int]]) -> Tensor:
@@ -37,7 +37,7 @@ def label_vectors(texts: Sequence[Sequence[str]], targets: Sequence[Sequence[int
     frequency = np.bincount(np.concatenate([row for row, _ in rows]), minlength=len(numbers))
     idf = np.log((len(rows) + 1) / (frequency + 1))
     labels = 1 + max(chain.from_iterable(targets))
-    columns = min(max(1, len(numbers)), MOST_COLUMNS, max(1, MOST_NUMBERS // labels))
+    columns = min(max(1, len(numbers)), _MOST_COLUMNS, max(1, _MOST_NUMBERS // labels))
     total = np.zeros((labels, columns), np.float32)
     for (row, counts), some in zip(rows, targets, strict=True):
         values = np.log1p(counts) * idf[row]

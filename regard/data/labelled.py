@@ -25,7 +25,7 @@ from regard.data.split import RowSplitter, Split, shares_and_files
 from regard.data.table import BadRow, RowFaults, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError, lookup
 
-AROUND = 6  # words shown on both sides of one
+_AROUND = 6  # words shown on both sides of one
 
 
 class Example(NamedTuple):
@@ -91,8 +91,8 @@ class Sentence(NamedTuple):
 
     def excerpt(self, unit: int) -> str:
         """Return a word in brackets between its neighbours."""
-        before, after = self.words[max(0, unit - AROUND) : unit], self.words[unit + 1 :]
-        return " ".join([*before, f"[{self.words[unit]}]", *after[:AROUND]])
+        before, after = self.words[max(0, unit - _AROUND) : unit], self.words[unit + 1 :]
+        return " ".join([*before, f"[{self.words[unit]}]", *after[:_AROUND]])
 
 
 # Texts and labels
@@ -213,8 +213,8 @@ class ExampleReader:
 
 # Words and tags
 
-CONLLU = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
-DOCUMENT = "-DOCSTART-"  # what begins a document in the files of CoNLL 2003
+_CONLLU = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+_DOCUMENT = "-DOCSTART-"  # what begins a document in the files of CoNLL 2003
 WORD_KEYS, TAG_KEYS = ("words", "tokens"), ("tags", "upos", "ner_tags", "labels")
 
 
@@ -298,7 +298,7 @@ class _Conllu:
 
     def __init__(self, column: str | None):
         self.name = (column or "upos").lower()
-        known = {**CONLLU, **{str(n + 1): n for n in range(1, 10)}}
+        known = {**_CONLLU, **{str(n + 1): n for n in range(1, 10)}}
         self.at = lookup("column", self.name, known)
 
     def __call__(self, line: str) -> tuple[Sequence[str], Sequence[str]]:
@@ -325,7 +325,7 @@ class _Columns:
     def __init__(self, column: str | None, path: Path, line: str, notes: list[str]):
         self.tabs = "\t" in line
         self.count = len(self._cells(line))
-        if self.count < 2 and not line.startswith(DOCUMENT):
+        if self.count < 2 and not line.startswith(_DOCUMENT):
             raise BadRow("columns", "1 column, expected 2", "write word, TAB, tag on each line")
         if column is not None and not (column.isdecimal() and 2 <= int(column) <= self.count):
             raise UsageError(
@@ -343,7 +343,7 @@ class _Columns:
         return [cell.strip() for cell in line.split("\t")] if self.tabs else line.split()
 
     def __call__(self, line: str) -> tuple[Sequence[str], Sequence[str]]:
-        if line.startswith(DOCUMENT):
+        if line.startswith(_DOCUMENT):
             return (), ()
         cells = self._cells(line)
         if len(cells) != self.count:

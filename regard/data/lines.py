@@ -14,9 +14,9 @@ from regard.errors import UsageError, lookup, nearest
 from regard.files import refuse
 
 LONGEST_LINE = 1_000_000  # characters
-MOST_BYTES = 4 * LONGEST_LINE + 8  # no line of that many bytes can be shorter than the longest
+_MOST_BYTES = 4 * LONGEST_LINE + 8  # no line of that many bytes can be shorter than the longest
 MOST_SKIPPED = 100 << 20  # bytes of one line; what has longer ones is no text
-MOST_PACKED = 100  # times the size of a packed file that it may unpack to
+_MOST_PACKED = 100  # times the size of a packed file that it may unpack to
 LEAST_UNPACKED = 64 << 20  # bytes that any may unpack to
 
 
@@ -43,7 +43,7 @@ class Unpacked(RawIOBase):
     def __init__(self, unpacked: Any, packed: BinaryIO, path: Path):
         size = os.fstat(packed.fileno()).st_size  # 0 of a pipe
         self.unpacked, self.size, self.path, self.count = unpacked, size, path, 0
-        self.most = max(LEAST_UNPACKED, MOST_PACKED * size)
+        self.most = max(LEAST_UNPACKED, _MOST_PACKED * size)
 
     def readable(self) -> bool:
         """Return True."""
@@ -125,7 +125,7 @@ class Recoded:
 
 # how a file may be encoded -> what Python calls it; UTF-16 tells itself by its first two bytes
 ENCODINGS = {"utf-8": None, "latin1": "latin-1", "cp1252": "cp1252"}
-BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def opened_text(path: str | Path, encoding: str = "utf-8") -> Iterator[Any]:
     lookup("encoding", encoding, {**ENCODINGS, "auto": None})
     with opened(path) as file:
         start = cast(Any, file).peek(4)[:4]
-        wide = BYTE_ORDER_MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
+        wide = _BYTE_ORDER_MARKS.get(start[:2]) if start[2:4] != b"\0\0" else None
         name = wide or ENCODINGS[encoding]
         yield Recoded(file, name, Path(path)) if name else file
 
@@ -174,13 +174,13 @@ def scan_stream(file: Any, name: str) -> Iterator[tuple[int, str, Fault | None]]
     """Yield number, text and fault of each line of an open file, never stopping at one."""
     readline = file.readline
     number = 0
-    while raw := readline(MOST_BYTES):
+    while raw := readline(_MOST_BYTES):
         number += 1
         ended = raw[-1] == 10
-        if not ended and len(raw) == MOST_BYTES:
+        if not ended and len(raw) == _MOST_BYTES:
             # Skip to the end of the line without ever holding it whole.
             length = len(raw)
-            while (rest := readline(MOST_BYTES)) and rest[-1] != 10:
+            while (rest := readline(_MOST_BYTES)) and rest[-1] != 10:
                 length += len(rest)
                 if length > MOST_SKIPPED:
                     raise UsageError(

@@ -39,16 +39,16 @@ PATTERNS = {
     "tab": "\t",
     "markup": r"&(?:amp|lt|gt|quot|apos|nbsp|\#\d{1,6});|</?[a-z]{1,10}/?>",
 }
-EACH_MARK = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
+_EACH_MARK = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
 # A single class of first letters is searched many times faster than the alternatives.
-MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
+_MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
 
 
 def marks_in(text: str) -> list[str]:
     """Return the kinds of suspicious characters that a text has."""
-    if not MAY_MARK.search(text):
+    if not _MAY_MARK.search(text):
         return []
-    return [kind for kind, pattern in EACH_MARK.items() if pattern.search(text)]
+    return [kind for kind, pattern in _EACH_MARK.items() if pattern.search(text)]
 
 
 def excerpt(text: str, most: int = 60) -> str:

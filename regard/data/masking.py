@@ -10,8 +10,8 @@ from regard.data.tokenize import SPACELESS
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import Crops, Packed, TokenBatch, TokenBatches
 
-SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
-MASKED, KEPT = 0.8, 0.1  # shares of the chosen tokens; the rest become random ones
+_SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
+_MASKED, _KEPT = 0.8, 0.1  # shares of the chosen tokens; the rest become random ones
 
 
 class WholeWordMasking:
@@ -53,13 +53,13 @@ class WholeWordMasking:
             chosen = (word == word[np.flatnonzero(real)[0]]).reshape(ids.shape) & real
         fate = rng.random(ids.shape)
         random = self.plain[rng.integers(0, len(self.plain), ids.shape)]
-        masked = np.where(chosen & (fate < MASKED), self.mask_id, ids)
-        return np.where(chosen & (fate >= MASKED + KEPT), random, masked), chosen
+        masked = np.where(chosen & (fate < _MASKED), self.mask_id, ids)
+        return np.where(chosen & (fate >= _MASKED + _KEPT), random, masked), chosen
 
 
 def _within_word(character: str) -> bool:
     """Tell whether a character is part of a word that is written together."""
-    return character.isalnum() and not SPACELESS_CHARACTER.match(character)
+    return character.isalnum() and not _SPACELESS_CHARACTER.match(character)
 
 
 class MaskedBatches(TokenBatches):

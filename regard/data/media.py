@@ -18,8 +18,8 @@ from regard.errors import UsageError, nearest
 from regard.files import refuse
 
 MOST_FILES = 20_000_000
-MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only names and sizes are
-CHECKED = 200  # entries looked at to tell whether a folder holds such files
+_MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only names and sizes are
+_CHECKED = 200  # entries looked at to tell whether a folder holds such files
 CHUNK = 256  # files decoded before they are handed on
 LABELS = ("label", "labels", "class", "category", "target")
 BROKEN = {"refuse": None, "skip": None}
@@ -47,7 +47,7 @@ class Media:
     def lie_in(self, folder: Path) -> bool:
         """Tell whether some are in a folder, or in those within."""
         entries = (file for _, _, files in os.walk(folder) for file in files)
-        return any(self.has_suffix(name) for name in islice(entries, CHECKED))
+        return any(self.has_suffix(name) for name in islice(entries, _CHECKED))
 
     def listed_in(self, path: Path, surely: bool = True) -> bool:
         """Tell by the first rows of a table whether it has some; one row may be a header.
@@ -160,7 +160,9 @@ class Media:
         if most and len(rows) > most:
             chosen = [i * len(rows) // most for i in range(most)]
         paths = [content for i in chosen if isinstance(content := rows[i][1], str)]
-        hashed = sum(os.path.getsize(path) for path in paths if os.path.exists(path)) <= MOST_HASHED
+        hashed = (
+            sum(os.path.getsize(path) for path in paths if os.path.exists(path)) <= _MOST_HASHED
+        )
 
         def one(i: int) -> tuple[str, Any]:
             where, content = rows[i]

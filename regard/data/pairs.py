@@ -155,9 +155,9 @@ def read_pairs(path: str | Path, *, notes: list[str] | None = None, **settings: 
 
 # The files of each part
 
-ENDS = ".tsv, .csv, .jsonl or .parquet"
-LANGUAGE_SUFFIX = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|source|target")
-NO_LANGUAGE = frozenset(
+_ENDS = ".tsv, .csv, .jsonl or .parquet"
+_LANGUAGE_SUFFIX = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|source|target")
+_NO_LANGUAGE = frozenset(
     ["md", "log", "zip", "tar", "bz2", "zst", "py", "sh", "yml", "xml", "pt", "npy"]
 )
 
@@ -203,7 +203,7 @@ def choose_files(
     for kind in KINDS:
         if kind in files:
             return PairFiles(files[kind], None, source, target)
-    suffixes = sorted(s for s in files if LANGUAGE_SUFFIX.fullmatch(s) and s not in NO_LANGUAGE)
+    suffixes = sorted(s for s in files if _LANGUAGE_SUFFIX.fullmatch(s) and s not in _NO_LANGUAGE)
     if len(suffixes) != 2:
         return None
     turned = source == suffixes[1] or target == suffixes[0]
@@ -231,7 +231,7 @@ def find_pair_files(
             return PairFiles(path, None, source, target)
         if len(halves) == 2 and all(os.path.isfile(half) for half in halves):
             ends = [stem_and_suffix(half)[1] for half in halves]
-            a, b = (end if LANGUAGE_SUFFIX.fullmatch(end) else None for end in ends)
+            a, b = (end if _LANGUAGE_SUFFIX.fullmatch(end) else None for end in ends)
             return PairFiles(halves[0], halves[1], source or a, target or b)
         if os.path.isdir(path.parent):
             files = index_folder(path.parent).get(path.name)
@@ -371,7 +371,7 @@ def load_pairs(
 
     def absent(name: str) -> str:
         known = corpus.source and corpus.target
-        ends = f".{corpus.source} and .{corpus.target}" if known else ENDS
+        ends = f".{corpus.source} and .{corpus.target}" if known else _ENDS
         return no_part(data, name, f"{' or '.join(PARTS.get(name, (name,)))} with {ends}")
 
     load_parts(

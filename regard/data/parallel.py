@@ -15,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 
 SIDES = ("source", "target")
-SOME = 2000  # pairs whose letters are compared
+_SOME = 2000  # pairs whose letters are compared
 
 
 # Tokenizers
@@ -23,7 +23,9 @@ SOME = 2000  # pairs whose letters are compared
 
 def same_letters(pairs: Sequence[Pair]) -> bool:
     """Tell whether both sides are written in the same letters, so that one vocabulary suits."""
-    letters = [{c for p in pairs[:SOME] for c in getattr(p, side) if c.isalpha()} for side in SIDES]
+    letters = [
+        {c for p in pairs[:_SOME] for c in getattr(p, side) if c.isalpha()} for side in SIDES
+    ]
     return len(letters[0] & letters[1]) > 0.5 * min(map(len, letters), default=0)
 
 

@@ -15,9 +15,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-OLDEST = (3, 1, 6)  # before, there were ways out of the sandbox
-MOST_MEMORY = 2**30
-MOST_TEXT = 2**20  # letters that a template may add
+_OLDEST = (3, 1, 6)  # before, there were ways out of the sandbox
+_MOST_MEMORY = 2**30
+_MOST_TEXT = 2**20  # letters that a template may add
 
 
 class Generation(jinja2.ext.Extension):
@@ -82,7 +82,7 @@ def environment() -> jinja2.Environment:
 
 def render(asked: dict[str, Any], env: jinja2.Environment) -> str:
     """Write the conversation up to where the assistant is to speak."""
-    made, room = [], MOST_TEXT + 4 * sum(len(one["content"]) for one in asked["messages"])
+    made, room = [], _MOST_TEXT + 4 * sum(len(one["content"]) for one in asked["messages"])
     given = {"messages": asked["messages"], "tools": None, "documents": None, **asked["tokens"]}
     for part in env.from_string(asked["template"]).generate(**given, add_generation_prompt=True):
         made.append(part)
@@ -109,13 +109,13 @@ def main() -> None:
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):
         pass  # where there are no such bounds, there is still the one on time
     version = tuple(int(part) for part in jinja2.__version__.split(".")[:3])
     env = environment()
-    print("ready" if version >= OLDEST else f"jinja2 {jinja2.__version__}", flush=True)
+    print("ready" if version >= _OLDEST else f"jinja2 {jinja2.__version__}", flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(line, env)), flush=True)
 

@@ -8,8 +8,17 @@ from regard.data.pairs import PairReader
 from regard.data.table import Table
 from regard.errors import UsageError
 
-FIRST = ("sentence1", "sentence_1", "sentence_a", "text1", "text_a", "source", "src", "premise")
-SECOND = ("sentence2", "sentence_2", "sentence_b", "text2", "text_b", "target", "tgt", "hypothesis")
+_FIRST = ("sentence1", "sentence_1", "sentence_a", "text1", "text_a", "source", "src", "premise")
+_SECOND = (
+    "sentence2",
+    "sentence_2",
+    "sentence_b",
+    "text2",
+    "text_b",
+    "target",
+    "tgt",
+    "hypothesis",
+)
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "label")
 
 
@@ -79,7 +88,7 @@ class ScoredPairReader:
         names = [cell.strip() for cell in first]
         by_role = [
             next((name for name in names if name.casefold() in role), None)
-            for role in (FIRST, SECOND, SCORES)
+            for role in (_FIRST, _SECOND, SCORES)
         ]
         known = [name for name in by_role if name is not None]
         if len(known) == 3:

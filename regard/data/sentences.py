@@ -11,41 +11,41 @@ def _words(text: str) -> frozenset[str]:
 
 
 # What may stand before a dot without ending a sentence.
-ABBREVIATIONS = _words(
+_ABBREVIATIONS = _words(
     """mr mrs ms dr prof st mt sr messrs mme mlle hr fr hrn gen col sgt capt lt cmdr rev hon sen rep
     gov pres e.g eg i.e ie vs cf viz ca approx no nos nr vol fig figs eq sec ch pp pg ed eds al
     z.b d.h u.a bzw usf bspw vgl abs str p.ex jan feb mar apr jun jul aug sep sept oct nov dec
     ave blvd dept est tel ph.d"""
 )
 # Words that begin a sentence, also after initials such as U.S. and J. K.
-STARTERS = _words(
+_STARTERS = _words(
     """a an the this that these those he she it we they i you there here his her its our their my
     in on at for from with by as if when while after before since but and or so yet however then
     what who why how where not no yes der die das ein eine er sie es wir ihr ich le la les un une
     il elle"""
 )
 # What an ordinal with a dot stands before in German, Czech and their like: "am 3. Oktober".
-AFTER_ORDINALS = _words(
+_AFTER_ORDINALS = _words(
     """januar jänner februar märz april mai juni juli august september oktober november dezember
     jahrhundert jahrhunderts jahrestag geburtstag klasse stock platz"""
 )
-BREAK = re.compile(
+_BREAK = re.compile(
     # Quantifiers are possessive and no lookahead follows, so a run is never read twice.
     r"""(?P<end>[.!?…؟۔।]++["'”’“»«)\]]*+)(?P<space>\s*+)
     |(?P<wide>[。！？｡]++["'”’」』）】》〉)\]]*+)(?P<gap>\s*+)
     |(?P<white>\s++)""",
     re.VERBOSE,
 )
-OPENERS = "\"'“‘„«»(['¿¡—–-"
+_OPENERS = "\"'“‘„«»(['¿¡—–-"
 WITHOUT_SPACES = {"zh", "ja", "yue"}
-WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
+_WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
 
 
 def split_sentences(text: str) -> list[str]:
     """Cut a text into sentence, separator, sentence, separator, ...: joined they are the text."""
     pieces: list[str] = []
     start = 0
-    for match in BREAK.finditer(text):
+    for match in _BREAK.finditer(text):
         kind = match.lastgroup
         if kind == "white":
             # Other white space inside a sentence is no break; before the first one it is kept.
@@ -71,24 +71,24 @@ def ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
         return True
     if not match["space"]:
         return False
-    ahead = text[after : after + 24].lstrip(OPENERS)
+    ahead = text[after : after + 24].lstrip(_OPENERS)
     if ahead[:1].islower():
         return False
     if match["end"][0] != "." or match["end"].startswith(".."):
         return True
     before = text[max(start, match.start() - 16) : match.start()].split()
-    word = before[-1].lstrip(OPENERS).casefold() if before else ""
+    word = before[-1].lstrip(_OPENERS).casefold() if before else ""
     following = re.match(r"\w*", ahead)
     next_word = following[0].casefold() if following else ""
-    if word in ABBREVIATIONS:
+    if word in _ABBREVIATIONS:
         # "No. 5" but "Did he? No. He left."
-        return word in ("no", "st", "mar", "sec", "est") and next_word in STARTERS
+        return word in ("no", "st", "mar", "sec", "est") and next_word in _STARTERS
     if len(word) == 1 and word.isalpha() or re.fullmatch(r"(?:\w\.)+\w", word):
-        return next_word in STARTERS
+        return next_word in _STARTERS
     if word.isdecimal() and len(word) <= 2:
         # An ordinal, or the number of an item in a list.
         first = len(before) == 1 and match.start() - start < 16
-        return not first and next_word not in AFTER_ORDINALS
+        return not first and next_word not in _AFTER_ORDINALS
     return True
 
 
@@ -104,7 +104,7 @@ def join_sentences(
         follower = translations[i + 1] if i + 1 < len(translations) else ""
         if text and follower and not separator.strip(" \u3000"):
             if code is None:
-                spaced = not (WIDE.match(text[-1]) or WIDE.match(follower[0]))
+                spaced = not (_WIDE.match(text[-1]) or _WIDE.match(follower[0]))
             elif code in WITHOUT_SPACES:
                 # English left as it is inside Chinese keeps its spaces.
                 spaced = text[-1].isascii() and follower[0].isascii()

@@ -25,15 +25,15 @@ from regard.data.table import KINDS, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError
 from regard.files import read_bounded
 
-MOST_NUMBERS = 2**26  # of one file
-MOST_BYTES = 8 * MOST_NUMBERS
+_MOST_NUMBERS = 2**26  # of one file
+_MOST_BYTES = 8 * _MOST_NUMBERS
 MOST_CHANNELS = 2**16
 MOST_AXES = 8
-MOST_LINE = 2**26  # bytes of a line of a .ts file
-MISSING = ("", "?")
-LOOKED = 20  # rows by which a table is known
-FEWEST = 3  # columns of numbers that make a table one of series, where no name says so
-FILES = (".csv", ".tsv", ".npy")  # of one series each, that a table names
+_MOST_LINE = 2**26  # bytes of a line of a .ts file
+_MISSING = ("", "?")
+_LOOKED = 20  # rows by which a table is known
+_FEWEST = 3  # columns of numbers that make a table one of series, where no name says so
+_FILES = (".csv", ".tsv", ".npy")  # of one series each, that a table names
 # what a column of a table is -> its usual names
 ROLES: dict[str, tuple[str, ...]] = {
     "series": ("series", "values", "x"),
@@ -103,13 +103,13 @@ def numbers(cells: Sequence[str], where: str) -> np.ndarray:
     for cell in shown:
         if not is_number(cell):
             raise UsageError(f"{where}: {cell!r:.40} is no number; expected numbers, or ?")
-    return np.array([float(cell) if cell not in MISSING else np.nan for cell in shown])
+    return np.array([float(cell) if cell not in _MISSING else np.nan for cell in shown])
 
 
 def is_number(cell: str) -> bool:
     """Tell whether a cell is a number, or the mark of one that is missing."""
     try:
-        return cell.strip() in MISSING or bool(float(cell)) in (True, False)
+        return cell.strip() in _MISSING or bool(float(cell)) in (True, False)
     except ValueError:
         return False
 
@@ -127,8 +127,8 @@ def read_series(
     """Read all series of a file, or of a table in memory, and tell how it holds them."""
     path = Path(path) if isinstance(path, str) else path
     suffix, table = stem_and_suffix(str(path))[1].lower(), None
-    if isinstance(path, Path) and suffix in READERS:
-        series = READERS[suffix](path, options, notes)
+    if isinstance(path, Path) and suffix in _READERS:
+        series = _READERS[suffix](path, options, notes)
     else:
         table = SeriesTable(path, options).settled()
         series = table.series()
@@ -137,8 +137,10 @@ def read_series(
     total = 0
     for one in series:
         total += one.values.size
-        if total > MOST_NUMBERS:
-            raise UsageError(f"{path}: over {MOST_NUMBERS:,} numbers; give fewer or shorter series")
+        if total > _MOST_NUMBERS:
+            raise UsageError(
+                f"{path}: over {_MOST_NUMBERS:,} numbers; give fewer or shorter series"
+            )
         if options.labelled and not one.label:
             raise UsageError(f"{one.where}: no label; add it, or name its column with columns=")
         found.append(one)
@@ -163,11 +165,11 @@ def read_ts(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Re
     head: dict[str, list[str]] = {}
     begun = number = 0
     with opened_text(path) as file:
-        while line := file.readline(MOST_LINE + 1):
+        while line := file.readline(_MOST_LINE + 1):
             number += 1
             where = f"{path}:{number}"
-            if len(line) > MOST_LINE:
-                raise UsageError(f"{where}: over {MOST_LINE >> 20} MB in a line; cut the series")
+            if len(line) > _MOST_LINE:
+                raise UsageError(f"{where}: over {_MOST_LINE >> 20} MB in a line; cut the series")
             try:
                 text = line.decode().strip()
             except UnicodeDecodeError as error:
@@ -252,8 +254,10 @@ def read_npz(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[R
                 if key not in ("x", "y", "lengths"):
                     notes.append(f"{path}: {name[:40]} passed over; x, y and lengths are read")
                     continue
-                if file.getinfo(name).file_size > MOST_BYTES:
-                    raise UsageError(f"{path}: {name} has over {MOST_BYTES >> 20:,} MB; give fewer")
+                if file.getinfo(name).file_size > _MOST_BYTES:
+                    raise UsageError(
+                        f"{path}: {name} has over {_MOST_BYTES >> 20:,} MB; give fewer"
+                    )
                 arrays[key] = _array(file.read(name), f"{path}: {name}")
     except (OSError, EOFError, RuntimeError, ValueError, zlib.error, zipfile.error) as error:
         why = " ".join(str(error).split())[:80] or type(error).__name__
@@ -290,7 +294,7 @@ def text_of(value: Any) -> str:
 
 def read_npy(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Recording]:
     """Yield the one series (steps,) or (steps, channels) of an NPY file."""
-    array = _array(read_bounded(path, MOST_BYTES), str(path))
+    array = _array(read_bounded(path, _MOST_BYTES), str(path))
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise UsageError(f"{path}: {array.dtype} {array.shape}; expected numbers (steps, channels)")
     yield recording(array[:, None] if array.ndim == 1 else array, "", str(path))
@@ -307,7 +311,7 @@ class SeriesTable:
         self.path, self.skip = path, 0
         self.table = path if isinstance(path, MemoryTable) else Table(path, encoding="auto")
         self.options = options or SeriesOptions()
-        first = [value for _, value in islice(self._values(), LOOKED)]
+        first = [value for _, value in islice(self._values(), _LOOKED)]
         if not first:
             raise UsageError(f"{path}: no rows in it")
         self.header: list[str] = []
@@ -366,7 +370,7 @@ class SeriesTable:
         if role == "series":
             return all(isinstance(cell, list) for cell in cells)
         if role == "path":
-            return all(str(cell).strip().lower().endswith(FILES) for cell in cells)
+            return all(str(cell).strip().lower().endswith(_FILES) for cell in cells)
         return True
 
     def _usual(self) -> dict[str, int]:
@@ -427,7 +431,7 @@ class SeriesTable:
             return "files"
         own = {roles.get("label", 0), roles.get("id")}
         others = [n for n in range(len(rows[0])) if n not in own]
-        return "wide" if len(others) >= FEWEST and all(map(self._is_numeric, others)) else ""
+        return "wide" if len(others) >= _FEWEST and all(map(self._is_numeric, others)) else ""
 
     def settled(self) -> Self:
         """Settle what the layout needs, or refuse a table that holds no series."""
@@ -481,7 +485,7 @@ class SeriesTable:
         told = [f"{role} is {name:.30}" for role in ROLES if (name := getattr(known, role))]
         told += [f"channels are {first_names(known.names)}"] if known.names else []
         told = [f": {', '.join(told)}"] if told else []
-        return "".join([f"read as a table with {LAYOUTS[known.layout]}", *told])
+        return "".join([f"read as a table with {_LAYOUTS[known.layout]}", *told])
 
     def _first_label(self) -> dict[str, int]:
         """Return whether the first column of a row for each series is its label.
@@ -530,8 +534,8 @@ class SeriesTable:
             if len(cells) <= max(channels, default=0):
                 raise UsageError(f"{where}: {len(cells)} columns; expected as many as before")
             step = numbers([text_of(cells[n]) for n in channels], where)
-            if total * len(step) > MOST_NUMBERS:
-                raise UsageError(f"{self.path}: over {MOST_NUMBERS:,} numbers; give fewer steps")
+            if total * len(step) > _MOST_NUMBERS:
+                raise UsageError(f"{self.path}: over {_MOST_NUMBERS:,} numbers; give fewer steps")
             name, time, told = (
                 text_of(cells[roles[role]]) if role in roles else ""
                 for role in ("id", "time", "label")
@@ -543,7 +547,7 @@ class SeriesTable:
                 )
             rows.append((time if "time" in roles else str(len(rows)), told, step, where))
         for name, rows in series.items():
-            timed = all(is_number(time) and time not in MISSING for time, *_ in rows)
+            timed = all(is_number(time) and time not in _MISSING for time, *_ in rows)
             rows.sort(key=lambda row: (float(row[0]), "") if timed else (0.0, row[0]))
             if len({time for time, *_ in rows}) < len(rows):
                 raise UsageError(f"{self.path}: a time of id {name!r:.40} is there twice; mend it")
@@ -553,7 +557,7 @@ class SeriesTable:
         """Yield the one series of a table with a row for each step."""
         channels, found = self.channels(), []
         for where, cells in self:
-            if len(cells) != len(self.first[0]) or len(found) * len(channels) > MOST_NUMBERS:
+            if len(cells) != len(self.first[0]) or len(found) * len(channels) > _MOST_NUMBERS:
                 raise UsageError(f"{where}: {len(cells)} columns, expected {len(self.first[0])}")
             found.append(numbers([text_of(cells[n]) for n in channels], where))
         yield recording(np.stack(found), "", str(self.path))
@@ -593,14 +597,14 @@ class SeriesTable:
 
 
 # how a table holds series -> what is said of it
-LAYOUTS = {
+_LAYOUTS = {
     "wide": "a series in each row",
     "long": "a step of a series in each row",
     "files": "a file for each series",
     "lists": "a list of numbers for each series",
     "steps": "a step in each row",
 }
-READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[Recording]]] = {
+_READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[Recording]]] = {
     "ts": read_ts,
     "npz": read_npz,
     "npy": read_npy,
@@ -612,7 +616,7 @@ def part_files(folder: Path) -> dict[str, list[Path]]:
     parts = {}
     for name, files in named_files(folder).items():
         kinds = {path: stem_and_suffix(path)[1].lower() for path in files}
-        some = [path for path in files if kinds[path] in READERS]
+        some = [path for path in files if kinds[path] in _READERS]
         if some := some or [path for path in files if kinds[path] in KINDS]:
             parts[name] = some
     return parts
@@ -624,7 +628,7 @@ def holds_series(data: Any, columns: str | None = None, header: bool | None = No
 
     def has_series(path: Path) -> bool:
         suffix = stem_and_suffix(path)[1].lower()
-        return suffix in READERS or (suffix in KINDS and bool(SeriesTable(path, asked).layout))
+        return suffix in _READERS or (suffix in KINDS and bool(SeriesTable(path, asked).layout))
 
     def lie_in(path: Path) -> bool:
         files = [path] if not is_folder(path) else sum(part_files(path).values(), [])

@@ -34,19 +34,19 @@ from regard.files import refuse
 
 __all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
 
-EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
-MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
-MOST_BYTES = 2**32  # of one file, of which only a block is in memory
-MOST_CODED = 2**28  # of an Ogg or MP3, of which an hour has 230 MB at the most
-NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
-MOST_CHANNELS = 32
-RATES = (1000, 384_000)  # samples a second, least and most
-MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
+_EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
+_MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
+_MOST_BYTES = 2**32  # of one file, of which only a block is in memory
+_MOST_CODED = 2**28  # of an Ogg or MP3, of which an hour has 230 MB at the most
+_NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
+_MOST_CHANNELS = 32
+_RATES = (1000, 384_000)  # samples a second, least and most
+_MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
 BLOCK = 2**18  # samples of all channels that are decoded at once
-NO_LENGTH = 0x7FFF0000  # bytes from which on a WAV's size says that its writer did not know it
-WIDTHS = {"PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}  # of a WAV
+_NO_LENGTH = 0x7FFF0000  # bytes from which on a WAV's size says that its writer did not know it
+_WIDTHS = {"PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}  # of a WAV
 # what libsndfile logs of a WAV: bytes of a frame, and of all samples
-LOGGED = [
+_LOGGED = [
     re.compile(rf"^ *{key} *: (\d+)\b", re.MULTILINE)
     for key in ("Block Align", "(?:data|Data size)")
 ]
@@ -90,7 +90,7 @@ def read_sound(
     source: Path | str | bytes | np.ndarray | Samples,
     rate: int,
     name: str = "",
-    most_seconds: float = MOST_SECONDS,
+    most_seconds: float = _MOST_SECONDS,
 ) -> np.ndarray:
     """Return the samples (n,) of a sound as float32, mixed to mono and resampled.
 
@@ -99,9 +99,9 @@ def read_sound(
     """
     if not isinstance(source, str | os.PathLike | bytes):
         array, own = source if isinstance(source, Samples) else (np.asarray(source), rate)
-        if not RATES[0] <= own <= RATES[1]:
+        if not _RATES[0] <= own <= _RATES[1]:
             raise UsageError(
-                f"rate={own:g}; expected {RATES[0]:,} to {RATES[1]:,} samples a second"
+                f"rate={own:g}; expected {_RATES[0]:,} to {_RATES[1]:,} samples a second"
             )
         samples = _from_array(np.asarray(array), name or "the array", own, most_seconds)
         return np.concatenate(list(_resampled(iter([samples]), own, rate)))
@@ -141,7 +141,7 @@ def _checked(samples: np.ndarray, name: str) -> np.ndarray:
     least, most = (float(f(samples)) if samples.size else 0.0 for f in (np.min, np.max))
     if not (np.isfinite(least) and np.isfinite(most)):
         raise BrokenSound(f"{name}: NaN or infinite samples; expected numbers from -1 to 1")
-    if max(-least, most) > MOST_LEVEL:
+    if max(-least, most) > _MOST_LEVEL:
         raise BrokenSound(
             f"{name}: samples as large as {max(-least, most):.3g}; expected -1 to 1, so divide them"
         )
@@ -154,7 +154,7 @@ def _from_array(array: np.ndarray, name: str, rate: int, most_seconds: float) ->
             f"{name}: {array.dtype} {array.shape}; expected samples (n,) or (n, channels), floats "
             "from -1 to 1 or signed integers"
         )
-    if array.ndim == 2 and array.shape[1] > MOST_CHANNELS:
+    if array.ndim == 2 and array.shape[1] > _MOST_CHANNELS:
         raise UsageError(f"{name}: {array.shape[1]} channels; expected (n, channels), at most 32")
     if len(array) > most_seconds * rate:
         raise _too_long(name, len(array) / rate, most_seconds)
@@ -190,11 +190,11 @@ def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
     try:
         with _opened(source, name) as file:
             kind = _kind(file, name)
-            if kind in CHECKS:  # in memory, since it is looked at from end to end
-                content = file.read(MOST_CODED + 1)
-                if len(content) > MOST_CODED:
-                    raise BrokenSound(f"{name}: over {MOST_CODED >> 20} MB of {kind}; cut it")
-                file = _Stream(CHECKS[kind](content))
+            if kind in _CHECKS:  # in memory, since it is looked at from end to end
+                content = file.read(_MOST_CODED + 1)
+                if len(content) > _MOST_CODED:
+                    raise BrokenSound(f"{name}: over {_MOST_CODED >> 20} MB of {kind}; cut it")
+                file = _Stream(_CHECKS[kind](content))
             stream: Any = file if isinstance(file, BytesIO) else file.fileno()
             hearing = hear_errors() if kind == "mp3" else nullcontext()
             with hearing, soundfile.SoundFile(stream, closefd=False) as coded:
@@ -208,7 +208,7 @@ def open_sound(source: Path | str | bytes, name: str = "") -> Iterator[Sound]:
         ) from None
 
 
-CHECKS = {"ogg": check_ogg, "mp3": partial(check_mp3, most_seconds=MOST_SECONDS)}
+_CHECKS = {"ogg": check_ogg, "mp3": partial(check_mp3, most_seconds=_MOST_SECONDS)}
 
 
 class _Stream(BytesIO):
@@ -236,13 +236,13 @@ def _opened(source: Path | str | bytes, name: str) -> Iterator[BinaryIO]:
 def _kind(file: BinaryIO, name: str) -> str:
     """Kind of a sound by its first bytes, or a refusal."""
     size = file.seek(0, os.SEEK_END)
-    if not 0 < size <= MOST_BYTES:
-        raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {EXPECTED}")
+    if not 0 < size <= _MOST_BYTES:
+        raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {_EXPECTED}")
     file.seek(0)
     file.seek(start := after_id3(file.read(10)))
     kind = kind_of_sound(file.read(HEAD))
     if kind is None or (start and kind not in ("mp3", "flac")):
-        raise BrokenSound(f"{name}: no sound that is known by its first bytes; {EXPECTED}")
+        raise BrokenSound(f"{name}: no sound that is known by its first bytes; {_EXPECTED}")
     file.seek(0)
     return kind
 
@@ -250,11 +250,11 @@ def _kind(file: BinaryIO, name: str) -> str:
 def _header(coded: soundfile.SoundFile, kind: str, name: str) -> SoundInfo:
     """Header of an open sound, unless its numbers mean nothing."""
     rate, channels = coded.samplerate, coded.channels
-    if not RATES[0] <= rate <= RATES[1]:
-        raise BrokenSound(f"{name}: {rate} Hz; expected {RATES[0]} to {RATES[1]}")
-    if not 1 <= channels <= MOST_CHANNELS:
-        raise BrokenSound(f"{name}: {channels} channels; expected 1 to {MOST_CHANNELS}")
-    if coded.frames == NOT_SAID:
+    if not _RATES[0] <= rate <= _RATES[1]:
+        raise BrokenSound(f"{name}: {rate} Hz; expected {_RATES[0]} to {_RATES[1]}")
+    if not 1 <= channels <= _MOST_CHANNELS:
+        raise BrokenSound(f"{name}: {channels} channels; expected 1 to {_MOST_CHANNELS}")
+    if coded.frames == _NOT_SAID:
         raise Damage("it does not say how long it is")
     if kind == "wav":
         _check_wav(coded, name)
@@ -263,15 +263,15 @@ def _header(coded: soundfile.SoundFile, kind: str, name: str) -> SoundInfo:
 
 def _check_wav(coded: soundfile.SoundFile, name: str) -> None:
     """Refuse a WAV that libsndfile would misread or cut without a word, by what it logs."""
-    if coded.subtype not in WIDTHS:
+    if coded.subtype not in _WIDTHS:
         raise BrokenSound(f"{name}: a WAV of {coded.subtype}; expected PCM or float, so convert it")
-    frame = coded.channels * WIDTHS[coded.subtype]
-    aligns, lengths = ([int(n) for n in found.findall(coded.extra_info)] for found in LOGGED)
+    frame = coded.channels * _WIDTHS[coded.subtype]
+    aligns, lengths = ([int(n) for n in found.findall(coded.extra_info)] for found in _LOGGED)
     if not lengths:
         raise Damage("too many chunks before its samples")
     if set(aligns) != {frame}:
         raise Damage(f"{coded.subtype} in {max(aligns, default=0)} bytes, expected {frame}")
-    if coded.frames * frame + frame <= max(lengths) < NO_LENGTH:
+    if coded.frames * frame + frame <= max(lengths) < _NO_LENGTH:
         raise Damage(f"cut short, it says {max(lengths):,} bytes of samples")
 
 

@@ -32,12 +32,12 @@ from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Fault, RowFaults, Table, Value, is_saved
 from regard.errors import UsageError
 
-MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
-MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
-AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
+_MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
+_MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
+_AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
 TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
-SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
+_SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
 
 
 class SoundItem(NamedTuple):
@@ -72,7 +72,7 @@ class SoundOptions:
 class SoundFiles(MediaFiles):
     """The sounds of one part of a set, each with the header of its file."""
 
-    media = SOUNDS
+    media = _SOUNDS
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SoundFiles(MediaFiles):
         """Return the samples of sound i."""
         return read_sound(self.contents[i], rate, self.items[i].where)
 
-    def decode(self, rate: int, broken: str, most: int = MOST_KEPT) -> Iterator[Any]:
+    def decode(self, rate: int, broken: str, most: int = _MOST_KEPT) -> Iterator[Any]:
         """Yield the samples of each sound, how many beyond `most` bytes, or why it is broken."""
         sizes = np.cumsum([4 * rate * info.seconds for info in self.infos])
 
@@ -115,17 +115,17 @@ def holds_sounds(data: Any) -> bool:
 def kind_of_set(path: Path, surely: bool = True) -> str:
     """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
     if path.is_file() or is_saved(path):
-        if SOUNDS.named(path.name):
+        if _SOUNDS.named(path.name):
             return "one"
-        return "table" if SOUNDS.listed_in(path, surely) else ""
+        return "table" if _SOUNDS.listed_in(path, surely) else ""
     if not path.is_dir():
         return ""
-    tables = [file for some in SOUNDS.tables(path).values() for file in some]
-    if any(SOUNDS.listed_in(file, surely) for file in tables):
+    tables = [file for some in _SOUNDS.tables(path).values() for file in some]
+    if any(_SOUNDS.listed_in(file, surely) for file in tables):
         return "table"
-    loose = any(SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
+    loose = any(_SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
     folders = (path / name for name in class_folders(path))
-    return "folders" if (loose and not tables) or any(map(SOUNDS.lie_in, folders)) else ""
+    return "folders" if (loose and not tables) or any(map(_SOUNDS.lie_in, folders)) else ""
 
 
 # Where its parts are
@@ -194,7 +194,7 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
         raise UsageError(missing(path))
     if options.pattern and path.is_dir():
         return folder_parts(path, partial(_read_named, options=options))
-    return SOUNDS.find_parts(
+    return _SOUNDS.find_parts(
         path,
         kind_of_set(path, surely=False) == "table",
         partial(_read_table, options=options),
@@ -212,7 +212,7 @@ def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
             "train.tsv, beside the sounds"
         )
     table = ", or a table of paths and labels, such as train.tsv"
-    files, notes = SOUNDS.read_folder(folder, options.labelled, table)
+    files, notes = _SOUNDS.read_folder(folder, options.labelled, table)
     return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
 
 
@@ -220,7 +220,7 @@ def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
     """Read all sounds of a folder, whose labels are in their names."""
     assert options.pattern is not None
     pattern, rows = name_pattern(options.pattern), []
-    files, _ = SOUNDS.read_folder(folder, labelled=False)
+    files, _ = _SOUNDS.read_folder(folder, labelled=False)
     for path, _ in sorted(files):
         found = pattern.fullmatch(Path(path).stem)
         if found is None:
@@ -250,7 +250,7 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     size = 0
     for row, _, _ in _parse_rows(path, table, [options], faults.add):
         size += len(row.content) if isinstance(row.content, bytes) else 0
-        if size > MOST_PACKED:
+        if size > _MOST_PACKED:
             raise UsageError(f"{row.where}: the sounds so far take over 2 GB; use fewer")
         if len(rows) == MOST_FILES:
             raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
@@ -318,7 +318,9 @@ def _choose_columns(
 ) -> tuple[tuple[Any, Any], bool]:
     """Choose the columns or keys of sound and target, and tell whether the row is a header."""
     keyed = isinstance(value, dict)
-    header = not keyed and (not SOUNDS.columns(value) if options.header is None else options.header)
+    header = not keyed and (
+        not _SOUNDS.columns(value) if options.header is None else options.header
+    )
     columns: list[Any] = list(value) if keyed else list(range(len(value)))
     names = [str(name).strip() for name in value]
     known = [name.casefold() for name in names] if keyed or header else []
@@ -343,7 +345,7 @@ def _choose_columns(
         )
 
     first = next(iter(table.cells()[1:]), value) if header else value
-    sound = choose(given[0], AUDIO, "path of the sound", SOUNDS.columns(first))
+    sound = choose(given[0], _AUDIO, "path of the sound", _SOUNDS.columns(first))
     if options.target == "none":
         return (sound, None), header
     others = [column for column in columns if column != sound]
@@ -400,7 +402,7 @@ def path_inside(folder: Path, name: Any) -> str:
 def _look_at(rows: Sequence[_Row], options: SoundOptions, notes: list[str]) -> SoundFiles:
     """Hash sounds and look at their headers."""
     opened = [(row.where, row.content) for row in rows]
-    seen = SOUNDS.look_at(opened, sound_info, options.broken, options.most)
+    seen = _SOUNDS.look_at(opened, sound_info, options.broken, options.most)
     some = [rows[i] for i in seen.rows]
     items = [
         SoundItem(row.where, row.text, row.label, digest)

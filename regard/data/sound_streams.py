@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import NamedTuple
 
-MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+_MP3_BITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MP3_LOW_BITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 class Damage(Exception):
@@ -29,7 +29,7 @@ HEAD = 4096  # bytes that tell
 
 def kind_of_sound(head: bytes) -> str | None:
     """Return wav, flac, ogg or mp3 by the first bytes of a file behind its ID3 tag, or None."""
-    return next((kind for kind, fits in KINDS.items() if fits(head)), None)
+    return next((kind for kind, fits in _KINDS.items() if fits(head)), None)
 
 
 def after_id3(head: bytes) -> int:
@@ -63,7 +63,7 @@ def _is_mp3(head: bytes) -> bool:
 
 
 # kind -> whether the first bytes of a file are of it
-KINDS: dict[str, Callable[[bytes], bool]] = {
+_KINDS: dict[str, Callable[[bytes], bool]] = {
     "wav": lambda head: head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE",
     "flac": lambda head: head[:5] in (b"fLaC\0", b"fLaC\x80"),  # its STREAMINFO is first
     "ogg": _is_ogg,
@@ -97,8 +97,8 @@ def check_ogg(content: bytes) -> bytes:
 
 def ogg_checksum(data: bytes) -> int:
     """Return the CRC-32 of Ogg: that of zlib with all bits in the other order, from 0."""
-    crc = zlib.crc32(data.translate(REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
-    return int.from_bytes(crc.to_bytes(4, "little").translate(REVERSED), "big")
+    crc = zlib.crc32(data.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return int.from_bytes(crc.to_bytes(4, "little").translate(_REVERSED), "big")
 
 
 # MPEG layer III
@@ -122,7 +122,7 @@ def mp3_frame(head: bytes) -> Frame | None:
     if version == 1 or layer != 1 or bits in (0, 15) or hertz == 3:
         return None
     first = version == 3  # MPEG 1; else 2 or 2.5
-    kilobits = (MP3_BITS if first else MP3_LOW_BITS)[bits - 1]
+    kilobits = (_MP3_BITS if first else _MP3_LOW_BITS)[bits - 1]
     rate = (44100, 48000, 32000)[hertz] >> {3: 0, 2: 1, 0: 2}[version]
     samples = 1152 if first else 576
     length = samples // 8 * 1000 * kilobits // rate + (head[2] >> 1 & 1)
@@ -130,7 +130,7 @@ def mp3_frame(head: bytes) -> Frame | None:
 
 
 # samples and channels of a frame -> bytes of side information before its sound
-SIDE = {(1152, 2): 32, (1152, 1): 17, (576, 2): 17, (576, 1): 9}
+_SIDE = {(1152, 2): 32, (1152, 1): 17, (576, 2): 17, (576, 1): 9}
 
 
 def check_mp3(content: bytes, most_seconds: float) -> bytes:
@@ -149,7 +149,7 @@ def check_mp3(content: bytes, most_seconds: float) -> bytes:
         if frame[1:] != first[1:]:
             raise Damage(f"another rate or number of channels at byte {place:,}")
         place, frames = place + frame.length, frames + 1
-    side = bytes(SIDE[first.samples, first.channels])
+    side = bytes(_SIDE[first.samples, first.channels])
     if frame is None:
         tag, rest = content[start + 4 + len(side) : start + 16 + len(side)], content[place:]
         if place > len(content):
@@ -165,8 +165,8 @@ def check_mp3(content: bytes, most_seconds: float) -> bytes:
     return said.ljust(mp3_frame(head).length, b"\0") + content[start:]  # type: ignore[union-attr]
 
 
-STDERR = 2
-HEARING = RLock()  # there is one stderr
+_STDERR = 2
+_HEARING = RLock()  # there is one stderr
 
 
 @contextmanager
@@ -175,26 +175,26 @@ def hear_errors() -> Iterator[None]:
 
     What others write there meanwhile is passed on.
     """
-    with HEARING, tempfile.TemporaryFile() as heard:
+    with _HEARING, tempfile.TemporaryFile() as heard:
         try:
-            usual = os.dup(STDERR)
+            usual = os.dup(_STDERR)
         except OSError:  # there is none
             yield
             return
-        os.dup2(heard.fileno(), STDERR)
+        os.dup2(heard.fileno(), _STDERR)
         try:
             yield
         finally:
-            os.dup2(usual, STDERR)
+            os.dup2(usual, _STDERR)
             os.close(usual)
             heard.seek(0)
             lines = heard.read(2**16).decode("utf-8", "replace").splitlines(keepends=True)
             errors = [line for line in lines if "libmpg123" in line and "error:" in line]
-            others = [line for line in lines if not MPG123.match(line)]
+            others = [line for line in lines if not _MPG123.match(line)]
             if others:
-                os.write(STDERR, "".join(others).encode())
+                os.write(_STDERR, "".join(others).encode())
     if errors:
         raise Damage(errors[0].partition("error:")[2].strip())
 
 
-MPG123 = re.compile(r"\[src/libmpg123|Note: |Warning: ")
+_MPG123 = re.compile(r"\[src/libmpg123|Note: |Warning: ")

@@ -16,8 +16,8 @@ from regard.data.sound_files import Samples, read_sound
 from regard.errors import UsageError
 from regard.settings import setting
 
-SOFTEST = 0.05  # share of a filter's values that are called its softest
-LEAST_STD = 1e-3  # of a filter that hardly moves, such as in silence
+_SOFTEST = 0.05  # share of a filter's values that are called its softest
+_LEAST_STD = 1e-3  # of a filter that hardly moves, such as in silence
 
 
 class Sizes(NamedTuple):
@@ -39,7 +39,7 @@ class SoundFormat:
     hop: float = setting(0.01, "seconds between frames", above=0, max=1)
     features: str = setting("kaldi", "spectrogram", choices=lambda: FEATURES)
     normalise: str = setting(
-        "utterance", "normalisation of the spectrogram", choices=lambda: NORMALISE
+        "utterance", "normalisation of the spectrogram", choices=lambda: _NORMALISE
     )
     mean: tuple[float, ...] = setting((), "mean of each filter", min=-1000, max=1000)
     std: tuple[float, ...] = setting((), "standard deviation of each filter", above=0, max=1000)
@@ -83,7 +83,7 @@ class SoundFormat:
 
     def spectrogram(self, samples: np.ndarray | Tensor) -> Tensor:
         """Return the normalised features (frames, mels) of samples (n,) of its rate."""
-        return NORMALISE[self.normalise](self.log_mel(samples), self)
+        return _NORMALISE[self.normalise](self.log_mel(samples), self)
 
     def frames(self, samples: int) -> int:
         """Return how many frames so many samples give; there is always one."""
@@ -108,12 +108,12 @@ def _by_utterance(features: Tensor, format: SoundFormat) -> Tensor:
     """
     silent = features.amax(1) == features.amin()
     if silent.any() and not silent.all():
-        softest = features[~silent].quantile(SOFTEST, 0)
+        softest = features[~silent].quantile(_SOFTEST, 0)
         std, mean = torch.std_mean(features[~silent], 0, correction=0)
         features = torch.where(silent[:, None], softest, features)
     else:
         std, mean = torch.std_mean(features, 0, correction=0)
-    return (features - mean) / std.clamp_min(LEAST_STD)
+    return (features - mean) / std.clamp_min(_LEAST_STD)
 
 
 def _by_set(features: Tensor, format: SoundFormat) -> Tensor:
@@ -125,7 +125,7 @@ def _by_set(features: Tensor, format: SoundFormat) -> Tensor:
 
 
 # name -> what normalises the features of a sound
-NORMALISE: dict[str, Callable[[Tensor, SoundFormat], Tensor]] = {
+_NORMALISE: dict[str, Callable[[Tensor, SoundFormat], Tensor]] = {
     "utterance": _by_utterance,
     "global": _by_set,
     "none": lambda features, format: features,

@@ -14,10 +14,10 @@ from typing import Any
 
 from regard.errors import UsageError, lookup
 
-SPACE = 2**64  # how many hashes there are
-MOST_STRATA = 1000  # labels by which rows are split evenly; of more, each has few rows
-SAMPLED = 1024  # hashes of training rows that are noted
-SEEN = 0.3  # share of training rows in data from which the held-out ones are to be picked
+_SPACE = 2**64  # how many hashes there are
+_MOST_STRATA = 1000  # labels by which rows are split evenly; of more, each has few rows
+_SAMPLED = 1024  # hashes of training rows that are noted
+_SEEN = 0.3  # share of training rows in data from which the held-out ones are to be picked
 
 
 def fold(text: str) -> str:
@@ -89,7 +89,7 @@ class Split:
             label = label_of.get(key, "")
             if key < valid.get(label, 0):
                 numbers["valid"].append(number)
-            elif key >= test.get(label, SPACE):
+            elif key >= test.get(label, _SPACE):
                 numbers["test"].append(number)
             else:
                 numbers["train"].append(number)
@@ -97,7 +97,7 @@ class Split:
 
     def noting(self, keys: Sequence[int]) -> "Split":
         """Return it with a sample of the rows that are trained on."""
-        return replace(self, sample=tuple(nsmallest(SAMPLED, set(keys))))
+        return replace(self, sample=tuple(nsmallest(_SAMPLED, set(keys))))
 
     def seen(self, keys: Sequence[int]) -> float:
         """Share of rows that were trained on, as far as the sample tells, of rows not held out.
@@ -106,7 +106,7 @@ class Split:
         """
         if not self.sample:
             return 0.0
-        exact = len(self.sample) < SAMPLED
+        exact = len(self.sample) < _SAMPLED
         near = [key for key in keys if exact or key <= self.sample[-1]]
         if len(near) < (1 if exact else 5):
             return 0.0  # too few to tell
@@ -161,7 +161,7 @@ def plan_split(
     groups: dict[str, list[int]] = {}
     for key in sorted(label_of):
         groups.setdefault(label_of[key], []).append(key)
-    if len(groups) > MOST_STRATA:
+    if len(groups) > _MOST_STRATA:
         groups = {"": sorted(label_of)}
     every = sorted(label_of)
     bounds: dict[str, dict[str, int]] = {}
@@ -192,16 +192,16 @@ def _border(
 ) -> tuple[int, int]:
     """Return a border that parts a share of sorted hashes off at one end, and how many that are."""
     expected = share * len(group)
-    border = int(share * SPACE) if low else SPACE - int(share * SPACE)
+    border = int(share * _SPACE) if low else _SPACE - int(share * _SPACE)
     count = _count(group, border, low)
     fits = abs(count - expected) <= max(0.99, expected / 4) and (count > 0 or expected < 1)
     if fits and count <= most:
         return border, count
     # where a label has few rows, some get one and others none, so that in all the share is right
-    count = max(0, min(most, int(expected + hash_text(label) / SPACE)))
+    count = max(0, min(most, int(expected + hash_text(label) / _SPACE)))
     if low:
         return (group[count] if count else 0), count
-    return (group[len(group) - count] if count else SPACE), count
+    return (group[len(group) - count] if count else _SPACE), count
 
 
 def describe_split(split: Split, sizes: Mapping[str, int], of: str) -> str:
@@ -282,7 +282,7 @@ class RowSplitter:
     ) -> tuple[dict[str, Any], Split]:
         """Split parts off the rows of train: as a model that was trained on them, or by shares."""
         items = self.items(rows)
-        if trained is not None and trained.bounds and _seen(items, trained)[0] >= SEEN:
+        if trained is not None and trained.bounds and _seen(items, trained)[0] >= _SEEN:
             numbers, split = _numbers_of(items, trained)
             notes.append(f"{where}: split as when the model was trained on it")
         else:
@@ -306,7 +306,7 @@ class RowSplitter:
         share, numbers = _seen(items, trained)
         if not share:
             return rows
-        if share >= SEEN and numbers.get(part):
+        if share >= _SEEN and numbers.get(part):
             if part != "train":
                 notes.append(
                     f"{where}: the model was trained on this file; judged on the "
@@ -314,9 +314,9 @@ class RowSplitter:
                 )
             return self.pick(rows, numbers[part])
         if part != "train":
-            held = [name for name in trained.bounds if numbers.get(name) and share >= SEEN]
+            held = [name for name in trained.bounds if numbers.get(name) and share >= _SEEN]
             remedy = f"; part={held[0]} judges on those held out" if held else ""
-            level = "warning" if share >= SEEN else "note"
+            level = "warning" if share >= _SEEN else "note"
             notes.append(
                 f"{level}: {where}: about {share:.1%} of these {count:,} {self.of} were trained "
                 f"on, so the scores are too good for new ones{remedy}"

@@ -19,8 +19,8 @@ import numpy as np
 from regard.errors import UsageError
 from regard.files import cache_folder, make_folder, refuse, replacing, sha256, write_atomically
 
-FORMAT = 2  # of the note, which has the hash of each file, and of itself
-NOTE = "store.json"  # written last: a folder without it holds no store
+_FORMAT = 2  # of the note, which has the hash of each file, and of itself
+_NOTE = "store.json"  # written last: a folder without it holds no store
 
 
 def store_key(*parts: object) -> str:
@@ -140,17 +140,17 @@ def _write_note(folder: Path, names: Iterable[str], values: dict[str, Any]) -> N
         files = {name: sha256(folder / name) for name in names}
     except OSError as error:
         raise refuse(error, folder) from error
-    note = {"format": FORMAT, **values, "files": files}
-    write_atomically(folder / NOTE, json.dumps({**note, "sha256": store_key(note)}) + "\n")
+    note = {"format": _FORMAT, **values, "files": files}
+    write_atomically(folder / _NOTE, json.dumps({**note, "sha256": store_key(note)}) + "\n")
 
 
 @contextmanager
 def _intact(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the note of a store, every byte of which is as it was written."""
     try:
-        note = json.loads((folder / NOTE).read_bytes())
-        if note["format"] != FORMAT or note.pop("sha256") != store_key(note):
-            raise ValueError(f"{NOTE} is not as it was written")
+        note = json.loads((folder / _NOTE).read_bytes())
+        if note["format"] != _FORMAT or note.pop("sha256") != store_key(note):
+            raise ValueError(f"{_NOTE} is not as it was written")
         for name, expected in note["files"].items():
             if sha256(folder / name) != expected:
                 raise ValueError(f"{name} is not as it was written")

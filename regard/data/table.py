@@ -28,11 +28,11 @@ from regard.data.lines import (
 from regard.errors import UsageError
 
 HEAD = 1000  # rows by which a header is known
-HEAD_SIZE = 4_000_000  # characters of them
-BATCH = 1000  # rows of an Arrow table made at once
-MOST_PACKED = 4 * 2**30  # bytes of a packed Parquet file, which is unpacked in memory
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "TABs", "|": "bars"}
-ALONE = "\x1f"  # parts nothing: the delimiter of a file with one column
+_HEAD_SIZE = 4_000_000  # characters of them
+_BATCH = 1000  # rows of an Arrow table made at once
+_MOST_PACKED = 4 * 2**30  # bytes of a packed Parquet file, which is unpacked in memory
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "TABs", "|": "bars"}
+_ALONE = "\x1f"  # parts nothing: the delimiter of a file with one column
 
 Value = list[str] | dict[str, Any]
 
@@ -111,12 +111,12 @@ class Table:
                 )
 
     def __iter__(self) -> Iterator[Row]:
-        rows = READERS.get(self.kind or "", _lines)(self)
+        rows = _READERS.get(self.kind or "", _lines)(self)
         size, self.head = 0, []
         for row in rows:
             self.head.append(row)
             size += sum(map(len, row.value)) if isinstance(row.value, list) else 0
-            if len(self.head) == HEAD or size > HEAD_SIZE:
+            if len(self.head) == HEAD or size > _HEAD_SIZE:
                 break
         yield from self.head
         yield from rows
@@ -145,7 +145,7 @@ KINDS: dict[str, str | None] = {
     "arrow": "arrow",
     "feather": "arrow",
 }
-MAGIC = {b"PAR1": "parquet", b"ARRO": "arrow"}
+_MAGIC = {b"PAR1": "parquet", b"ARRO": "arrow"}
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")  # of a set that was cut into several files
 
 
@@ -163,7 +163,7 @@ def kind_of(path: Path) -> str | None:
     kind = KINDS.get(stem_and_suffix(path)[1].lower())
     if os.path.isfile(path) and kind != "arrow":
         with opened(path) as file:
-            kind = MAGIC.get(file.read(4), kind)
+            kind = _MAGIC.get(file.read(4), kind)
     return kind
 
 
@@ -200,7 +200,7 @@ def shards(path: Path) -> list[Path]:
 
 # Rows that are lines
 
-LIKE_JSON = re.compile(r'\s*\{\s*["}]')
+_LIKE_JSON = re.compile(r'\s*\{\s*["}]')
 
 
 def parse_tsv(line: str, number: int) -> Value:
@@ -240,7 +240,7 @@ def _lines(table: Table) -> Iterator[Row]:
                     yield Row(number, None, fault)
                     continue
                 if first and parse is not parse_json:
-                    json_ = LIKE_JSON.match(line) and (parse is None or "\t" not in line)
+                    json_ = _LIKE_JSON.match(line) and (parse is None or "\t" not in line)
                     parse = parse_json if json_ else parse_tsv
                 first = False
                 try:
@@ -262,8 +262,8 @@ def _csv(table: Table) -> Iterator[Row]:
             if named:  # as Excel writes and reads it
                 head.pop(0)
             delimiter = named[1] if named else _delimiter(path, head, whole=len(head) < 200)
-            if delimiter != ALONE:
-                name = DELIMITERS.get(delimiter, repr(delimiter))
+            if delimiter != _ALONE:
+                name = _DELIMITERS.get(delimiter, repr(delimiter))
                 table.notes.append(f"{path}: CSV with {name} between columns")
             yield from _records(table, chain(head, lines), delimiter)
 
@@ -273,7 +273,7 @@ def _delimiter(path: Path, head: Sequence[tuple[int, str, Fault | None]], whole:
     shares: dict[str, float] = {}
     first: list[int] = []
     csv.field_size_limit(4 * LONGEST_LINE)  # rows are bounded before cells are
-    for delimiter in DELIMITERS:
+    for delimiter in _DELIMITERS:
         text = (line + "\n" for _, line, fault in head if fault is None)
         try:
             rows = [row for row in csv.reader(text, delimiter=delimiter) if any(row)]
@@ -286,10 +286,10 @@ def _delimiter(path: Path, head: Sequence[tuple[int, str, Fault | None]], whole:
         if width > 1:
             shares[delimiter] = often / len(rows)
     if not shares or max(first) == 1:
-        return ALONE
+        return _ALONE
     best = [delimiter for delimiter in shares if shares[delimiter] == max(shares.values())]
     if len(best) > 1 or shares[best[0]] < 0.5:
-        names = " or ".join(DELIMITERS[delimiter] for delimiter in best)
+        names = " or ".join(_DELIMITERS[delimiter] for delimiter in best)
         raise UsageError(
             f"{path}: whether {names} part its columns is not clear; write sep={best[0]} as its "
             "first line, or put quotes around the cells"
@@ -349,7 +349,7 @@ def _records(
             cells = cells[:width]
         if len(cells) != width:
             what = f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {width}"
-            name = DELIMITERS.get(delimiter, repr(delimiter))
+            name = _DELIMITERS.get(delimiter, repr(delimiter))
             remedy = f"put quotes around cells with {name} in them"
             yield Row(feed.number, None, Fault("columns", table.where(feed.number), what, remedy))
             continue
@@ -359,7 +359,7 @@ def _records(
 # Parquet and Arrow
 
 
-DAMAGE = (ValueError, RuntimeError, KeyError, TypeError, OverflowError, SystemError, MemoryError)
+_DAMAGE = (ValueError, RuntimeError, KeyError, TypeError, OverflowError, SystemError, MemoryError)
 
 
 def _arrow() -> Any:
@@ -379,9 +379,9 @@ def _bytes_of(path: Path) -> Iterator[Any]:
     arrow = _arrow()
     with opened(path) as file:
         plain = isinstance(getattr(file, "raw", None), FileIO)
-        data = b"" if plain else file.read(MOST_PACKED + 1)
-    if len(data) > MOST_PACKED:
-        raise UsageError(f"{path}: over {MOST_PACKED >> 30} GB unpacked; unpack it on disk")
+        data = b"" if plain else file.read(_MOST_PACKED + 1)
+    if len(data) > _MOST_PACKED:
+        raise UsageError(f"{path}: over {_MOST_PACKED >> 30} GB unpacked; unpack it on disk")
     with arrow.memory_map(os.fspath(path)) if plain else arrow.BufferReader(data) as source:
         yield source
 
@@ -393,7 +393,7 @@ def _parquet(table: Table) -> Iterator[Row]:
 
     def batches(source: Any) -> tuple[Any, Iterator[Any]]:
         file = parquet.ParquetFile(source)
-        return file.schema_arrow, file.iter_batches(BATCH)
+        return file.schema_arrow, file.iter_batches(_BATCH)
 
     yield from _columnar(table, shards(table.path), batches)
 
@@ -411,7 +411,7 @@ def _ipc(table: Table) -> Iterator[Row]:
         else:
             file = ipc.open_stream(source)
             parts = iter(file)
-        cut = (part.slice(at, BATCH) for part in parts for at in range(0, part.num_rows, BATCH))
+        cut = (part.slice(at, _BATCH) for part in parts for at in range(0, part.num_rows, _BATCH))
         return file.schema, cut
 
     files = saved_files(table.path) if is_saved(table.path) else shards(table.path)
@@ -451,7 +451,7 @@ def _columnar(
                         for key, known in names.items():
                             value[key] = name_labels(value.get(key), known)
                         yield Row(number, value)
-        except (arrow.ArrowException, OSError, *DAMAGE) as error:
+        except (arrow.ArrowException, OSError, *_DAMAGE) as error:
             if isinstance(error, UsageError):
                 raise
             why = " ".join(str(error).split())[:120]
@@ -489,7 +489,7 @@ def name_labels(value: Any, names: list[str]) -> Any:
 
 
 # kind -> what reads its rows; others are read by line
-READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "csv": _csv,
     "parquet": _parquet,
     "arrow": _ipc,

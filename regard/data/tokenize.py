@@ -18,12 +18,12 @@ from regard.data.tokenizer import MOST_KEPT, SPECIALS, OwnTokenizer
 from regard.errors import UsageError, lookup
 from regard.files import read_bounded, write_atomically
 
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
-FIRST = SPECIALS + BYTES  # ids 0 to 259 of every vocabulary; the pieces learnt come after
-MOST_BYTES = 64 * 2**20
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters outside the vocabulary
+FIRST = SPECIALS + _BYTES  # ids 0 to 259 of every vocabulary; the pieces learnt come after
+_MOST_BYTES = 64 * 2**20
 MOST_PIECES = 1_000_000
-MOST_WORDS = 200_000  # that unigram pieces are learnt from, the most frequent ones
-LONGEST = 16  # characters of a unigram piece
+_MOST_WORDS = 200_000  # that unigram pieces are learnt from, the most frequent ones
+_LONGEST = 16  # characters of a unigram piece
 
 # Scripts written without spaces: their words take no space in front.
 SPACELESS = (
@@ -33,7 +33,7 @@ SPACELESS = (
 # A word keeps the space before it; punctuation and digits stand alone; the rest of a run of white
 # space is a word of its own. All is bounded, so that a long line without spaces is fast, and no
 # word can spell a special token or a byte of FIRST. No character is left out or changed.
-WORDS = "|".join(
+_WORDS = "|".join(
     [
         r"['’]\p{L}{1,2}(?![\p{L}\p{M}])",  # the end of man's, don't
         rf"[{SPACELESS}&&[\p{{L}}]]{{1,16}}",
@@ -44,9 +44,9 @@ WORDS = "|".join(
         r"\s{1,16}",
     ]
 )
-SPLIT = pre_tokenizers.Split(Regex(WORDS), "isolated")
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-STARTS_SPACELESS = re.compile(f"[{SPACELESS}]")
+_SPLIT = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_STARTS_SPACELESS = re.compile(f"[{SPACELESS}]")
 
 
 class SubwordTokenizer(OwnTokenizer):
@@ -69,7 +69,7 @@ class SubwordTokenizer(OwnTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> "SubwordTokenizer":
         """Read a tokenizer that Regard has saved, or say what is wrong with the file."""
-        data = read_bounded(path, MOST_BYTES)
+        data = read_bounded(path, _MOST_BYTES)
         try:
             text = data.decode()
             return cls(_assemble(_checked(json.loads(text))), text)
@@ -110,7 +110,7 @@ class SubwordTokenizer(OwnTokenizer):
             elif number >= len(FIRST):
                 shown.append(visible(spelling.decode()))
             else:
-                shown.append(BYTES[number - len(SPECIALS)])
+                shown.append(_BYTES[number - len(SPECIALS)])
                 waiting = waiting + spelling if 0x80 <= spelling[0] < 0xC0 else spelling
                 try:
                     character = waiting.decode()
@@ -247,7 +247,7 @@ def train_bpe(texts: Iterable[str], vocab: int, min_frequency: int) -> models.Mo
         show_progress=False,
     )
     learner = tokenizers.Tokenizer(models.BPE())
-    learner.pre_tokenizer = SPLIT
+    learner.pre_tokenizer = _SPLIT
     learner.train_from_iterator(texts, trainer)
     learnt = json.loads(learner.to_str())["model"]
     return bpe(learnt["vocab"], learnt["merges"])
@@ -262,11 +262,11 @@ def train_unigram(texts: Iterable[str], vocab: int, min_frequency: int) -> model
     """Learn the pieces that explain the words best (Kudo 2018), by expectation and pruning."""
     # Written out here because the library's own trainer gives other pieces every time.
     counted = Counter(word for text in texts for word in _words(text))
-    words = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS]
+    words = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:_MOST_WORDS]
     counts: Counter[str] = Counter()
     for word, times in words:
         for start in range(len(word)):
-            for end in range(start + 1, min(start + LONGEST, len(word)) + 1):
+            for end in range(start + 1, min(start + _LONGEST, len(word)) + 1):
                 counts[word[start:end]] += times
     letters = sorted(piece for piece in counts if len(piece) == 1)
     room = vocab - len(FIRST) - len(letters)
@@ -306,7 +306,7 @@ def _forward(word: str, probs: dict[str, float]) -> tuple[list[float], list[tupl
     forward = [1.0] + [0.0] * size
     pieces = []
     for start in range(size):
-        for end in range(start + 1, min(start + LONGEST, size) + 1):
+        for end in range(start + 1, min(start + _LONGEST, size) + 1):
             piece = word[start:end]
             if piece in probs:
                 forward[end] += forward[start] * probs[piece]
@@ -351,7 +351,7 @@ def unigram(vocab: Iterable[Sequence[Any]]) -> models.Model:
 def _assemble(model: models.Model) -> tokenizers.Tokenizer:
     """Put a model between our own splitting and joining; there are no added tokens to match."""
     library = tokenizers.Tokenizer(model)
-    library.pre_tokenizer = SPLIT
+    library.pre_tokenizer = _SPLIT
     library.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -360,7 +360,7 @@ def _assemble(model: models.Model) -> tokenizers.Tokenizer:
 
 def _checked(file: Any) -> models.Model:
     """Build the model of a tokenizer.json after checking everything that it says."""
-    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Isolated", "invert": False}
     expected = {"pre_tokenizer": split, "normalizer": None, "added_tokens": []}
     for part, value in expected.items():
         # A foreign pattern could take forever; a foreign normaliser would lose characters.
@@ -388,16 +388,16 @@ def _checked(file: Any) -> models.Model:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word, _ in SPLIT.pre_tokenize_str(text)]
+    return [word for word, _ in _SPLIT.pre_tokenize_str(text)]
 
 
 def _spaced(text: str) -> str:
     """Put an unseen space before a text, so that its first word is spelt as in mid-sentence."""
-    half = HALF_CHARACTER.search(text)
+    half = _HALF_CHARACTER.search(text)
     if half:
         code = f"surrogate U+{ord(half[0]):04X}"
         raise UsageError(f"half a character ({code}) in a text; read its file as UTF-8")
-    return text if not text or STARTS_SPACELESS.match(text) else " " + text
+    return text if not text or _STARTS_SPACELESS.match(text) else " " + text
 
 
 def visible(piece: str) -> str:

@@ -188,7 +188,7 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 
 # letters of scripts that put no spaces between words: Thai to Khmer, kana and Han
-UNSPACED = re.compile(
+_UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
     "\U00020000-\U0003ffff]"
 )
@@ -208,7 +208,7 @@ def words_of_pieces(
     before = ""
     for piece in pieces:
         apart = not marked or piece in alone or before in alone
-        unspaced = UNSPACED.match(before[-1:]) or UNSPACED.match(piece[:1])
+        unspaced = _UNSPACED.match(before[-1:]) or _UNSPACED.match(piece[:1])
         if not words or apart or unspaced or piece.startswith("▁"):
             words.append(piece.replace("▁", " ").strip() if piece not in alone else piece)
         else:

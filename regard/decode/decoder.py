@@ -17,7 +17,7 @@ from regard.decode.writer import Writer, WriterState
 from regard.errors import UsageError
 
 # Given texts are read this many tokens at a time, to bound the memory of the logits.
-SPAN = 64
+_SPAN = 64
 
 
 class Decoder:
@@ -166,8 +166,8 @@ def score(
         row[1 : len(text) + 1] = ids.new_tensor(text)
     state = writer.start(source, lengths, capacity=longest)
     parts: list[Tensor] = []
-    for start in range(0, longest, SPAN):
-        end = min(longest, start + SPAN)
+    for start in range(0, longest, _SPAN):
+        end = min(longest, start + _SPAN)
         logits, state = writer.step(ids[:, start:end], state)
         chosen = logits.gather(2, ids[:, start + 1 : end + 1].unsqueeze(-1)).squeeze(-1)
         parts.append(chosen - logits.logsumexp(-1))

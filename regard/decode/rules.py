@@ -17,8 +17,8 @@ from torch import Tensor
 from regard.decode.constraints import ByRow, Constraints
 from regard.errors import UsageError, log
 
-MOST_IDS = 100_000  # in one rule
-MAX_RULE_LENGTH = 10_000_000  # tokens that a rule may speak of
+_MOST_IDS = 100_000  # in one rule
+_MAX_RULE_LENGTH = 10_000_000  # tokens that a rule may speak of
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _whole(value: Any, most: int, what: str = "number") -> int:
 
 
 def _count(value: Any, vocab: int) -> int:
-    return _whole(value, MAX_RULE_LENGTH)
+    return _whole(value, _MAX_RULE_LENGTH)
 
 
 def _id(value: Any, vocab: int) -> int:
@@ -207,8 +207,8 @@ def _number(value: Any, low: float, high: float) -> float:
 
 
 def _ids(value: Any, vocab: int) -> list[int]:
-    good = isinstance(value, list) and len(value) <= MOST_IDS
-    _expect(good, value, f"a list of at most {MOST_IDS:,} tokens")
+    good = isinstance(value, list) and len(value) <= _MOST_IDS
+    _expect(good, value, f"a list of at most {_MOST_IDS:,} tokens")
     return [_id(one, vocab) for one in value]
 
 
@@ -312,7 +312,7 @@ GENERATION_RULES: dict[str, LogitsRule] = {
     "max_initial_timestamp_index": LogitsRule(_count),
     "alignment_heads": LogitsRule(_heads),
 }
-NO_EFFECT = {
+_NO_EFFECT = {
     "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
@@ -378,7 +378,7 @@ class GenerationConfig:
 
 def _effective(rules: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out rules without effect."""
-    return {key: value for key, value in rules.items() if value != NO_EFFECT.get(key)}
+    return {key: value for key, value in rules.items() if value != _NO_EFFECT.get(key)}
 
 
 @dataclass

@@ -23,7 +23,7 @@ from regard.decode.writer import Writer
 from regard.errors import UsageError, lookup
 
 Ids = Sequence[int]
-MOST_HYPOTHESES = 64  # of a sentence, for an engine
+_MOST_HYPOTHESES = 64  # of a sentence, for an engine
 # name -> data type of the products
 QUANTISED = {"none": torch.float32, "int8": torch.int8}
 
@@ -145,7 +145,7 @@ class SentenceDecoder:
             make is None
             or not real
             or options.sampling
-            or options.beam > MOST_HYPOTHESES
+            or options.beam > _MOST_HYPOTHESES
             or is_tracing()
             or any(s.prefix for s in real)
             or constraints.renormalise

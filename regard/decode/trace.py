@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import UsageError
 
-MAX_BRANCHES = 20_000  # of a tree: 2 * beam for each token
+_MAX_BRANCHES = 20_000  # of a tree: 2 * beam for each token
 
 # what became of a continuation -> why, as it is told
 FATES = {
@@ -90,7 +90,7 @@ class BeamTrace(Observer):
         opened: dict[int, int] = {}
         columns = [x[0].tolist() for x in (*considered, finishing)]
         for rank, (score, parent, token, finished) in enumerate(zip(*columns, strict=True)):
-            if score == float("-inf") or len(self.branches) >= MAX_BRANCHES:
+            if score == float("-inf") or len(self.branches) >= _MAX_BRANCHES:
                 continue
             fate = "beam"
             if finished:

@@ -22,8 +22,8 @@ from regard.tasks import task as task_class
 from regard.tasks.runner import Runner
 
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
-MOST_SENTENCES = 3000  # with a tag for each word
-MOST_FILES = 500  # that are images or sounds
+_MOST_SENTENCES = 3000  # with a tag for each word
+_MOST_FILES = 500  # that are images or sounds
 SIZES = ("tiny", "small", "base", "big")
 
 
@@ -116,7 +116,7 @@ def _examine_tags(data: str, settings: DoctorSettings, given: ExamineOptions) ->
     columns = given.columns
     column = columns if columns and "," not in columns else None
     format = SentenceFormat(column, skip_bad=True, columns=None if column else columns)
-    return examine_rows(data, given, SentenceReader(format, given.most and MOST_SENTENCES))
+    return examine_rows(data, given, SentenceReader(format, given.most and _MOST_SENTENCES))
 
 
 def _examine_pairs(data: str, settings: DoctorSettings, given: ExamineOptions) -> DataReport:
@@ -124,7 +124,7 @@ def _examine_pairs(data: str, settings: DoctorSettings, given: ExamineOptions) -
 
 
 Examiner = Callable[[str, DoctorSettings, ExamineOptions], DataReport]
-EXAMINERS: dict[str, Examiner] = {
+_EXAMINERS: dict[str, Examiner] = {
     "text": _examine_pairs,
     "label": _examine_examples,
     "number": partial(_examine_examples, labelled=False),
@@ -134,18 +134,18 @@ EXAMINERS: dict[str, Examiner] = {
 
 
 def _examine_files(kind: Any, data: str, settings: Any, given: ExamineOptions) -> DataReport:
-    asked = replace(given, most=given.most and MOST_FILES, target=kind.target)
+    asked = replace(given, most=given.most and _MOST_FILES, target=kind.target)
     return examine_files(data, kind.inputs, asked)
 
 
 def examiner_of(kind: Any) -> Examiner:
     """Look up what examines the data of a task, or refuse one that is not trained on such data."""
-    if kind.target is None or (kind.inputs.in_rows and kind.target not in EXAMINERS):
+    if kind.target is None or (kind.inputs.in_rows and kind.target not in _EXAMINERS):
         raise UsageError(
             f"task={kind.name} is not trained on data that can be examined; give one that is, "
             "such as task=classify"
         )
-    return EXAMINERS[kind.target] if kind.inputs.in_rows else partial(_examine_files, kind)
+    return _EXAMINERS[kind.target] if kind.inputs.in_rows else partial(_examine_files, kind)
 
 
 def examine(data: str, settings: DoctorSettings, quiet: bool = True) -> Examined:

@@ -15,7 +15,7 @@ from regard.errors import UsageError
 from regard.modalities import modality_of
 from regard.modalities.base import LOOKED
 
-LABEL_NAMES = {"label", "labels", "class", "category"}
+_LABEL_NAMES = {"label", "labels", "class", "category"}
 
 
 class Guess(NamedTuple):
@@ -76,7 +76,7 @@ def _of_rows(path: Path, columns: str | None, header: bool | None) -> Guess:
         texts = [key for key in first if key in TEXT_KEYS]
         if not columns and texts and len(first) == 1:
             return Guess("language", f"rows of one text ({texts[0]})")
-        if not columns and LABEL_NAMES & set(first):
+        if not columns and _LABEL_NAMES & set(first):
             return Guess("classify", "texts with a column of labels")
         if not columns and ("translation" in first or find_languages(list(first), None, None)):
             return Guess("translate", "columns named after languages")
@@ -96,7 +96,7 @@ def _of_rows(path: Path, columns: str | None, header: bool | None) -> Guess:
         if len(first) == 1:
             return Guess("language", "rows of one text")
         names = {cell.strip().casefold() for cell in first}
-        if not columns and LABEL_NAMES & names:
+        if not columns and _LABEL_NAMES & names:
             return Guess("classify", "texts with a column of labels")
     return _of_pairs(path, columns, header)
 

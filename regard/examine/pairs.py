@@ -28,9 +28,9 @@ from regard.examine.report import (
 )
 from regard.modalities.base import ExamineOptions, plural
 
-LONG = 1_000  # characters of a line that is most likely no sentence
-FEW_LABELS = 0.02  # fewer different targets than this share of the rows are labels, not texts
-SAMPLE = 1000  # pairs to measure a training with
+_LONG = 1_000  # characters of a line that is most likely no sentence
+_FEW_LABELS = 0.02  # fewer different targets than this share of the rows are labels, not texts
+_SAMPLE = 1000  # pairs to measure a training with
 
 
 @dataclass
@@ -58,7 +58,7 @@ class PairCounts:
 
 
 # kind -> level, what is said of the rows, and the remedy (that of the fault itself where empty)
-KINDS = {
+_KINDS = {
     **MARKS,
     "uneven": ("error", "the files are uneven", ""),
     "encoding": ("error", "not UTF-8", ""),
@@ -69,7 +69,7 @@ KINDS = {
     "empty": ("error", "with an empty side", "fill them, or drop them with skip_bad=true"),
     "very_long": (
         "warning",
-        f"over {LONG:,} characters",
+        f"over {_LONG:,} characters",
         "cut them into sentences; such rows are cut or left out in training",
     ),
     "untranslated": (
@@ -79,7 +79,7 @@ KINDS = {
     ),
 }
 # Scripts by their letters; Han and kana are one, since Japanese mixes them.
-SCRIPTS = {
+_SCRIPTS = {
     "Latin": "A-Za-z\u00c0-\u024f\u1e00-\u1eff",
     "Greek": "\u0370-\u03ff",
     "Cyrillic": "\u0400-\u052f",
@@ -90,25 +90,25 @@ SCRIPTS = {
     "Han or kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff",
     "Hangul": "\u1100-\u11ff\uac00-\ud7af",
 }
-SCRIPT_NAMES = list(SCRIPTS)
-SCRIPT_RUN = re.compile("|".join(f"([{letters}]+)" for letters in SCRIPTS.values()))
-LATIN = re.compile(f"[{SCRIPTS['Latin']}]")
-NO_SCRIPT = 15
+SCRIPT_NAMES = list(_SCRIPTS)
+_SCRIPT_RUN = re.compile("|".join(f"([{letters}]+)" for letters in _SCRIPTS.values()))
+_LATIN = re.compile(f"[{_SCRIPTS['Latin']}]")
+_NO_SCRIPT = 15
 
 
 def scripts_of(text: str) -> int:
     """Return the main script of a text and, times 16, the main one beside Latin."""
     text = text[:200]
     if text.isascii():
-        return (0 if LATIN.search(text) else NO_SCRIPT) + 16 * NO_SCRIPT
+        return (0 if _LATIN.search(text) else _NO_SCRIPT) + 16 * _NO_SCRIPT
     sizes = [0] * len(SCRIPT_NAMES)
-    for run in SCRIPT_RUN.finditer(text):
+    for run in _SCRIPT_RUN.finditer(text):
         # A word of other scripts has fewer letters, of Han one or two, so each weighs more.
         sizes[(run.lastindex or 1) - 1] += (run.end() - run.start()) * (
             3 if run.lastindex != 1 else 1
         )
     other = max(sizes[1:])
-    second = sizes.index(other, 1) if other else NO_SCRIPT
+    second = sizes.index(other, 1) if other else _NO_SCRIPT
     main = second if other >= sizes[0] else 0
     return main + 16 * second
 
@@ -151,13 +151,13 @@ class PairRows:
                 for i, text in enumerate(sides):
                     self.lengths[i].append(sizes[i])
                     self.scripts[i].append(scripts_of(text))
-                    if sizes[i] > LONG:
+                    if sizes[i] > _LONG:
                         self._mark("very_long", files[i], line, text)
                     for kind in marks_in(text):
                         self._mark(kind, files[i], line, text)
                 if folded[0] == folded[1] and any(map(str.isalpha, folded[0])):
                     self._mark("untranslated", files[0], line, pair.source)
-                if counts.pairs < SAMPLE:
+                if counts.pairs < _SAMPLE:
                     self.sample.append({"source": pair.source, "target": pair.target})
                 counts.pairs += 1
                 counts.source_characters += sizes[0]
@@ -190,7 +190,7 @@ class PairRows:
     def labels(self) -> bool:
         """Tell whether the targets are labels, by how few different ones there are."""
         different = len(np.unique(as_numbers(self.targets)))
-        return self.counts.pairs >= 50 and different <= FEW_LABELS * self.counts.pairs
+        return self.counts.pairs >= 50 and different <= _FEW_LABELS * self.counts.pairs
 
 
 def as_numbers(hashes: array) -> np.ndarray:
@@ -210,7 +210,7 @@ def find_faults(report: DataReport, rows: PairRows) -> None:
             continue
         if kind == "untranslated" and labelled:
             continue
-        level, said, remedy = KINDS[kind]
+        level, said, remedy = _KINDS[kind]
         if kind == "untranslated" and count <= 0.01 * rows.counts.pairs and rows.counts.pairs > 100:
             level = "note"  # names and exclamations are often the same in two languages
         if kind == "uneven":
@@ -257,10 +257,10 @@ def find_odd_scripts(report: DataReport, rows: PairRows) -> None:
     """Tell of texts in another script than nearly all others on their side."""
     codes = [np.frombuffer(side, np.uint8) for side in rows.scripts]
     scripts = [side & 15 for side in codes]
-    usual = [int(np.bincount(side[side != NO_SCRIPT], minlength=1).argmax()) for side in scripts]
+    usual = [int(np.bincount(side[side != _NO_SCRIPT], minlength=1).argmax()) for side in scripts]
     # A Chinese text may be mostly English names, but an English one is not mostly Chinese.
     strange = [
-        (main != NO_SCRIPT) & (main != most) & (side >> 4 != most)
+        (main != _NO_SCRIPT) & (main != most) & (side >> 4 != most)
         for main, side, most in zip(scripts, codes, usual, strict=True)
     ]
     swapped = strange[0] & strange[1] & (scripts[0] == usual[1]) & (scripts[1] == usual[0])

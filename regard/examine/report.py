@@ -17,9 +17,9 @@ from regard.errors import UsageError
 from regard.modalities.base import MEANT, ExamineOptions, Finding, Modality, plural
 
 LEVELS = ("error", "warning", "note")
-COPIES = "remove the copies, unless they are to count more"
-MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
-UNEVEN = 10  # times as many rows of one label as of another
+_COPIES = "remove the copies, unless they are to count more"
+_MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
+_UNEVEN = 10  # times as many rows of one label as of another
 
 
 USUAL = ExamineOptions()
@@ -127,7 +127,7 @@ def size_about(path: Path) -> tuple[int, int]:
     Of a compressed file that is much larger it is at least so many.
     """
     with opened(path) as file:
-        start = file.read(MOST_COUNTED)
+        start = file.read(_MOST_COUNTED)
     size = max(len(start), os.path.getsize(path))
     return size, round(start.count(b"\n") * size / max(1, len(start)))
 
@@ -210,7 +210,7 @@ def find_copies(report: DataReport, part: Hashed, wording: Wording) -> None:
                 f"{plural(count, word)} of {part.name} ({copied.mean():.1%}) there already{how}; "
                 f"the first is that of {part.at(int(original[row]))}"
             )
-            remedy = wording.remedy if copied is others else COPIES
+            remedy = wording.remedy if copied is others else _COPIES
             report.add(level, kind, part.at(row), what, remedy, count)
 
     many = len(rows) and copies.mean() > 0.01
@@ -307,7 +307,7 @@ def find_labels(
         what = f"fewer than {few} {word}s in train of {labels}, {least!r:.40} the least"
         remedy = "add some, join it with another label, or begin from a trained model with init="
         report.add("warning", "rare_label", report.data, what, remedy, len(rare))
-    if many > UNEVEN * least_count:
+    if many > _UNEVEN * least_count:
         what = f"{many:,} {word}s of {most!r:.40} in train, {least_count:,} of {least!r:.40}"
         remedy = "judge by macro F1 rather than by accuracy, or even them out"
         report.add("note", "uneven_labels", report.data, what, remedy)

@@ -19,9 +19,9 @@ from regard.errors import UsageError
 from regard.examine.report import ROWS, DataReport, Hashed, compare_parts, rows_about, size_about
 from regard.modalities.base import ExamineOptions, odd_characters, plural
 
-FEW = 5  # rows of a label that can hardly be learnt from
-SAMPLE = 1000  # rows to measure a training with
-SAMPLE_TEXT = 200_000  # characters
+_FEW = 5  # rows of a label that can hardly be learnt from
+_SAMPLE = 1000  # rows to measure a training with
+_SAMPLE_TEXT = 200_000  # characters
 MOST_READ = 5_000_000  # characters of a running text that are looked at, unless all are asked for
 
 
@@ -84,9 +84,9 @@ def examine_rows(
         parts[name] = items
     hashed = [_hashed(name, items) for name, items in parts.items()]
     labels = {name: [(i.where, i[1]) for i in items] for name, items in parts.items()}
-    compare_parts(report, hashed, ROWS, labels if labelled else None, FEW, "one_label")
+    compare_parts(report, hashed, ROWS, labels if labelled else None, _FEW, "one_label")
     if "train" in parts:
-        report.sample = [_as_row(item) for item in parts["train"][:SAMPLE]]
+        report.sample = [_as_row(item) for item in parts["train"][:_SAMPLE]]
     return report.close((*files, *shares))
 
 
@@ -136,6 +136,6 @@ def examine_texts(data: str, given: ExamineOptions) -> DataReport:
         report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
         report.findings += odd_characters(texts, str(some[0]))
         if name == "train":
-            documents = [{"text": text} for text in texts[:SAMPLE]]
-            report.sample = texts[0][:SAMPLE_TEXT] if running else documents
+            documents = [{"text": text} for text in texts[:_SAMPLE]]
+            report.sample = texts[0][:_SAMPLE_TEXT] if running else documents
     return report.close((*files, *shares))

@@ -15,9 +15,9 @@ from typing import Any
 from regard.errors import UsageError
 
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
-MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
-MOST_LEVELS = 100  # of nested JSON
-TEMPORARY = ".tmp"  # how what is being written is called
+_MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
+_MOST_LEVELS = 100  # of nested JSON
+_TEMPORARY = ".tmp"  # how what is being written is called
 
 
 def refuse(error: OSError, path: str | Path) -> UsageError:
@@ -102,7 +102,7 @@ def sweep(folder: Path, beginning: str = ".") -> None:
     """Delete the temporary files and folders of writers that were killed: nobody locks them."""
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.name.startswith(beginning) and path.suffix == TEMPORARY:
+            if path.name.startswith(beginning) and path.suffix == _TEMPORARY:
                 with _locking(path) as locked:
                     if locked:
                         delete(path)
@@ -127,7 +127,7 @@ def temporary_beside(path: Path, make: Callable[[Path], object]) -> Iterator[Pat
     while True:
         # two containers that share a folder may both be process 1
         number = f"{os.getpid()}-{os.urandom(4).hex()}"
-        temporary = path.with_name(f".{path.name}.{number}{TEMPORARY}")
+        temporary = path.with_name(f".{path.name}.{number}{_TEMPORARY}")
         make(temporary)
         try:
             with _locking(temporary) as locked:
@@ -223,12 +223,12 @@ def parse_json(data: bytes | str) -> Any:
     """Parse JSON from outside, with bounds on nesting and on the digits of a number."""
     value = json.loads(data, parse_int=_whole_number)
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MOST_LEVELS):
+    for _ in range(_MOST_LEVELS):
         inner = (part.values() if isinstance(part, dict) else part for part in level)
         level = [one for part in inner for one in part if isinstance(one, dict | list)]
         if not level:
             return value
-    raise ValueError(f"over {MOST_LEVELS} levels deep")
+    raise ValueError(f"over {_MOST_LEVELS} levels deep")
 
 
 def read_bounded(path: str | Path, most: int) -> bytes:
@@ -255,8 +255,8 @@ def read_text(path: str | Path, most: int) -> str:
 def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
     """Read a JSON object from a file whose size is bounded both as text and in memory."""
     data = read_bounded(path, most)
-    if sum(data.count(mark) for mark in b",[{:") > MOST_JSON_VALUES:
-        raise UsageError(f"{path}: over {MOST_JSON_VALUES:,} values; expected a smaller file")
+    if sum(data.count(mark) for mark in b",[{:") > _MOST_JSON_VALUES:
+        raise UsageError(f"{path}: over {_MOST_JSON_VALUES:,} values; expected a smaller file")
     try:
         value = parse_json(data)
     except (ValueError, RecursionError) as error:

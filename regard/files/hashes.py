@@ -10,17 +10,19 @@ from regard.errors import UsageError
 from regard.files import refuse, sha256, write_atomically
 
 SUMS = "SHA256SUMS"
-HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
-EXCLUDED = ("recipe.json", "report.json")  # how it was trained and judged; nothing reads them
-WEIGHTS_SUFFIX = ".safetensors"
+_HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".spm")
+_EXCLUDED = ("recipe.json", "report.json")  # how it was trained and judged; nothing reads them
+_WEIGHTS_SUFFIX = ".safetensors"
 LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]{1,255})")
-MOST_LINES = 1000
-MOST_HASHED_BYTES = 2**30  # of all files that are not weights
+_MOST_LINES = 1000
+_MOST_HASHED_BYTES = 2**30  # of all files that are not weights
 
 
 def seal(folder: Path) -> None:
     """Write SHA256SUMS of a folder that is complete."""
-    parts = [p for p in folder.iterdir() if p.suffix in HASHED_SUFFIXES and p.name not in EXCLUDED]
+    parts = [
+        p for p in folder.iterdir() if p.suffix in _HASHED_SUFFIXES and p.name not in _EXCLUDED
+    ]
     names = sorted(p.name for p in parts if p.is_file() and not p.name.startswith("."))
     write_atomically(folder / SUMS, "".join(f"{sha256(folder / n)}  {n}\n" for n in names))
 
@@ -40,12 +42,12 @@ def listed(folder: Path) -> dict[str, str]:
         if not path.is_file():
             return {}
         with open(path, "rb") as file:
-            data = file.read(MOST_LINES * 400)
+            data = file.read(_MOST_LINES * 400)
     except OSError as error:
         raise refuse(error, path) from error
     hashes: dict[str, str] = {}
     for number, line in enumerate(data.decode(errors="replace").removesuffix("\n").split("\n"), 1):
-        if not (match := LINE.fullmatch(line)) or number > MOST_LINES:
+        if not (match := LINE.fullmatch(line)) or number > _MOST_LINES:
             raise UsageError(
                 f"{path}:{number}: {line[:40]!r} is no SHA-256 and name; {remedy(folder)}"
             )
@@ -61,9 +63,9 @@ def damaged(folder: Path, hashes: dict[str, str]) -> list[str]:
 def verify(folder: Path, name: str | None = None) -> None:
     """Refuse a file whose hash differs from SHA256SUMS; without a name, any but the weights."""
     while hashes := listed(folder):
-        small = {n: h for n, h in hashes.items() if not n.endswith(WEIGHTS_SUFFIX)}
-        if name is None and sum(map(_size, map(folder.joinpath, small))) > MOST_HASHED_BYTES:
-            raise UsageError(f"{folder / SUMS}: names files of over {MOST_HASHED_BYTES >> 20} MB")
+        small = {n: h for n, h in hashes.items() if not n.endswith(_WEIGHTS_SUFFIX)}
+        if name is None and sum(map(_size, map(folder.joinpath, small))) > _MOST_HASHED_BYTES:
+            raise UsageError(f"{folder / SUMS}: names files of over {_MOST_HASHED_BYTES >> 20} MB")
         asked = small if name is None else {n: h for n, h in hashes.items() if n == name}
         wrong = damaged(folder, asked)
         if not wrong:

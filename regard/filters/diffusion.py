@@ -26,7 +26,7 @@ MAX_STEP = 0.25  # of the explicit scheme, which is unstable beyond
 Conductance = Callable[[Tensor], Tensor]
 
 # name -> conductance of the squared difference over K^2; Perona and Malik's first and second
-CONDUCTANCES: dict[str, Conductance] = {
+_CONDUCTANCES: dict[str, Conductance] = {
     "exponential": lambda x: torch.exp(x.neg().clamp(min=MIN_SCORE)),
     "rational": lambda x: 1 / (1 + x),
 }
@@ -78,7 +78,7 @@ def _check(steps: int, step: float) -> None:
 def _conduct(k: float, name: str, frozen: bool = False) -> Conductance:
     """Return the conductance as a function of differences (n, c, h, w) of neighbours."""
     check_positive(k=k)
-    function = lookup("conductance", name, CONDUCTANCES)
+    function = lookup("conductance", name, _CONDUCTANCES)
 
     def conduct(x: Tensor) -> Tensor:
         return function(squares(x.detach() if frozen else x, k**-2))

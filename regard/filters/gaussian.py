@@ -39,7 +39,7 @@ def _nearest(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 # name -> convolution of rows (n, 1, l) with a kernel, by what is outside of the image
-BORDERS = {"cut": _cut, "mirror": _mirror, "nearest": _nearest}
+_BORDERS = {"cut": _cut, "mirror": _mirror, "nearest": _nearest}
 
 
 def gaussian(
@@ -54,7 +54,7 @@ def gaussian(
     The window reaches four sigma to each side unless given.
     """
     check_positive(sigma=sigma)
-    convolve = lookup("border", border, BORDERS)
+    convolve = lookup("border", border, _BORDERS)
     x = planes(image)
     reach = window_radius(sigma, window)
     for _ in range(2):  # along rows, then along columns

@@ -10,7 +10,7 @@ from regard import native
 from regard.filters.pixels import pad
 from regard.native.torch_private import traced
 
-MOST_CHANNELS = 4
+_MOST_CHANNELS = 4
 
 
 class _Filter(ctypes.Structure):
@@ -26,7 +26,7 @@ def _can(*images: Tensor) -> bool:
         type(x) is Tensor
         and x.dtype == torch.float32
         and x.is_cpu
-        and x.shape[1] <= MOST_CHANNELS
+        and x.shape[1] <= _MOST_CHANNELS
         and not (torch.is_grad_enabled() and x.requires_grad)
         and bool(x.abs().max() < 1e6)  # and is finite
         for x in images

@@ -41,7 +41,7 @@ def _gaussian(side: int) -> Tensor:
 
 
 # name -> the weight of each row, and each column, of a patch; they sum to one
-PATCHES: dict[str, Callable[[int], Tensor]] = {"flat": _flat, "gaussian": _gaussian}
+_PATCHES: dict[str, Callable[[int], Tensor]] = {"flat": _flat, "gaussian": _gaussian}
 
 
 def _squared(score: Tensor, h: float, noise: float) -> Tensor:
@@ -55,7 +55,7 @@ def _plain(score: Tensor, h: float, noise: float) -> Tensor:
 
 
 # name -> the score from -(mean squared difference) / h^2, in place
-DISTANCES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+_DISTANCES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "squared": _squared,
     "plain": _plain,
 }
@@ -77,10 +77,10 @@ class PatchScore:
     def __post_init__(self):
         check_positive(h=self.h)
         radius_of(self.patch, "patch")
-        lookup("patch_weights", self.patch_weights, PATCHES)
+        lookup("patch_weights", self.patch_weights, _PATCHES)
         if not self.noise >= 0:
             raise UsageError(f"noise={self.noise} is too small; it must be at least 0")
-        lookup("distance", self.distance, DISTANCES)
+        lookup("distance", self.distance, _DISTANCES)
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scores (..., q, k) of patches as vectors."""
@@ -89,7 +89,7 @@ class PatchScore:
 
     def finish(self, score: Tensor) -> Tensor:
         """Return the score from -(mean squared difference) / h^2, in place."""
-        return DISTANCES[self.distance](score, self.h, self.noise)
+        return _DISTANCES[self.distance](score, self.h, self.noise)
 
     def score(self) -> ScoreFunction:
         """Return the score for attention: a Gaussian, which runs fused, where it is one."""
@@ -98,7 +98,7 @@ class PatchScore:
 
     def keys(self, image: Float[Tensor, "n c h w"]) -> Float[Tensor, "n l d"]:
         """Return the patch of each pixel as a vector."""
-        weights = PATCHES[self.patch_weights](self.patch).sqrt().to(image)
+        weights = _PATCHES[self.patch_weights](self.patch).sqrt().to(image)
         weights = torch.outer(weights, weights).flatten() / image.shape[1] ** 0.5
         centred = image - image.mean((-2, -1), keepdim=True)  # nearer to zero, finer differences
         padded = pad(centred, self.patch // 2)
@@ -178,7 +178,7 @@ def _in_window(image: Tensor, radius: int, patches: PatchScore) -> Tensor:
         if made is not None:
             return made
     sums, padded, margin = PairwiseSums(image), pad(image, side // 2), side - 1
-    weights = PATCHES[patches.patch_weights](side).tolist()
+    weights = _PATCHES[patches.patch_weights](side).tolist()
     flat = patches.patch_weights == "flat"
     scale = -1 / (patches.h * patches.h * image.shape[1] * (side**2 if flat else 1))
     nothing = image.new_zeros(())

@@ -17,7 +17,7 @@ from regard.files import write_atomically
 from regard.filters.pixels import Pixel, check_pixel
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
-VISIBLE = 0.01  # of the largest weight: what a picture of weights must show
+_VISIBLE = 0.01  # of the largest weight: what a picture of weights must show
 
 Crop = tuple[slice, slice]
 
@@ -71,7 +71,7 @@ def crop_of(maps: Sequence[Tensor], at: Pixel) -> Crop:
     high, wide = maps[0].shape
     reach = 0.04
     for weights in maps:
-        rows, columns = (weights.abs() > VISIBLE * weights.abs().max()).nonzero().unbind(1)
+        rows, columns = (weights.abs() > _VISIBLE * weights.abs().max()).nonzero().unbind(1)
         with suppress(RuntimeError):  # weights that are NaN
             down, right = (rows - at[1]).abs().max() / high, (columns - at[0]).abs().max() / wide
             reach = max(reach, float(torch.maximum(down, right)) * 1.1)

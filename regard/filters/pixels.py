@@ -17,7 +17,7 @@ from regard.errors import UsageError
 Window = int | Literal["full"]  # side of the square around each pixel, or the whole image
 AutoWindow = int | Literal["auto", "full"]  # auto: as wide as a Gaussian needs
 Pixel = tuple[int, int]  # x and y of a pixel
-TILE = 2**22  # weights held at once where they must be materialised
+_TILE = 2**22  # weights held at once where they must be materialised
 MIN_SCORE = -70.0  # exp of less is nearly subnormal, which processors are slow with
 BAND_PIXELS = 2**16  # per thread, so that a band stays in its cache
 
@@ -118,7 +118,7 @@ def attention_average(
         return attend(k, k, wide, score=score, mask=mask)[..., : v.shape[-1]]
     if mask is not None:
         return attend(k, k, v, score=score, mask=mask)
-    rows = max(1, TILE // (k.shape[0] * k.shape[1]))
+    rows = max(1, _TILE // (k.shape[0] * k.shape[1]))
     return torch.cat([attend(q, k, v, score=score) for q in k.split(rows, 1)], 1)
 
 

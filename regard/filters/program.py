@@ -25,11 +25,11 @@ from regard.filters.photo import (
 from regard.filters.pixels import Pixel
 from regard.settings import fill, setting
 
-MAX_PAIRS = 2**40  # of pixels that are compared: some hours
-MAX_VALUES = 12  # of one key, each drawn as a panel
+_MAX_PAIRS = 2**40  # of pixels that are compared: some hours
+_MAX_VALUES = 12  # of one key, each drawn as a panel
 
 # parameter of a filter -> its help and bounds
-KEYS: dict[str, tuple[str, dict[str, Any]]] = {
+_KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "sigma": ("standard deviation of the Gaussian, in pixels", {"above": 0, "max": 1000}),
     "sigma_s": ("standard deviation of the spatial Gaussian, in pixels", {"above": 0, "max": 1000}),
     "sigma_r": ("standard deviation of the range Gaussian, values 0 to 1; or inf", {"above": 0}),
@@ -63,8 +63,8 @@ def settings_of(name: str) -> type:
     hints = get_type_hints(FILTERS[name])
     own = []
     for key, one in inspect.signature(FILTERS[name]).parameters.items():
-        if one.kind is one.KEYWORD_ONLY and key in KEYS:
-            help, bounds = KEYS[key]
+        if one.kind is one.KEYWORD_ONLY and key in _KEYS:
+            help, bounds = _KEYS[key]
             required = one.default is one.empty
             kind = Path | None if hints[key] is Tensor else hints[key]
             default = None if required else one.default
@@ -108,14 +108,14 @@ def listed_key(given: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
     several = {}
     for key, value in given.items():
         value = value.split(",") if isinstance(value, str) else value
-        numeric = bool(KEYS.get(key, ("", {}))[1])
+        numeric = bool(_KEYS.get(key, ("", {}))[1])
         if numeric and isinstance(value, list | tuple) and len(value) > 1:
             several[key] = value
     if len(several) > 1:
         raise UsageError(f"{' and '.join(several)} have several values; only one key may")
     key, values = next(iter(several.items()), ("", [None]))
-    if len(values) > MAX_VALUES:
-        raise UsageError(f"{key}= has {len(values)} values; give at most {MAX_VALUES}")
+    if len(values) > _MAX_VALUES:
+        raise UsageError(f"{key}= has {len(values)} values; give at most {_MAX_VALUES}")
     return key, values
 
 
@@ -183,7 +183,7 @@ def _check_cost(name: str, image: Tensor, own: dict[str, Any]) -> None:
     if window == "auto" and "sigma_s" in own:
         window = int(6 * own["sigma_s"]) + 1
     inside = window**2 if isinstance(window, int) else pixels if window == "full" else 1
-    if name != "gaussian" and pixels * min(pixels, inside) > MAX_PAIRS:
+    if name != "gaussian" and pixels * min(pixels, inside) > _MAX_PAIRS:
         raise UsageError(
             f"window={own['window']} of {pixels:,} pixels is more than can be waited for; "
             "choose a smaller window, such as window=21, or a smaller image"

@@ -10,7 +10,7 @@ from regard.metrics.image import psnr
 
 Grid = dict[str, list[Any]]
 Pairs = Sequence[tuple[Tensor, Tensor]]  # noisy and clean
-STARTS = (0.3, 0.6)  # of the search, as fractions of the lists of values
+_STARTS = (0.3, 0.6)  # of the search, as fractions of the lists of values
 
 
 def geometric(sigma: float, low: float, high: float, steps: int = 9) -> list[float]:
@@ -59,7 +59,7 @@ def tuned(name: str, sigma: float, pairs: Pairs) -> dict[str, Any]:
             known[place] = sum(psnr(*two) for two in outputs) / len(outputs)
         return known[place]
 
-    for share in STARTS:
+    for share in _STARTS:
         place, before = tuple(int(share * len(values)) for values in grid.values()), None
         while place != before:
             before = place

@@ -15,8 +15,8 @@ from regard.filters.pixels import (
     squares,
 )
 
-STEP = 0.25
-MIN_SQUARE = 1e-30  # the square root has no derivative at 0
+_STEP = 0.25
+_MIN_SQUARE = 1e-30  # the square root has no derivative at 0
 
 
 def total_variation(
@@ -36,9 +36,9 @@ def total_variation(
         size = torch.zeros_like(x[:, :1])
         size[..., :-1, :] += squares(slope_down)
         size[..., :-1] += squares(slope_right)
-        size = 1 + STEP / strength * size.clamp(min=MIN_SQUARE).sqrt()
-        down = (down - STEP * slope_down) / size[..., :-1, :]
-        right = (right - STEP * slope_right) / size[..., :-1]
+        size = 1 + _STEP / strength * size.clamp(min=_MIN_SQUARE).sqrt()
+        down = (down - _STEP * slope_down) / size[..., :-1, :]
+        right = (right - _STEP * slope_right) / size[..., :-1]
     return apply_flow(x, down, right).view(image.shape)
 
 

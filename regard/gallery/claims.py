@@ -12,9 +12,9 @@ from regard import MultiHead
 from regard.costs import count_operations, pretend
 
 SECONDS = 0.2  # spent on the clock of each row
-HEADS, WIDTH, LENGTH = (1, 2, 4, 8, 16), 512, 256
+_HEADS, WIDTH, LENGTH = (1, 2, 4, 8, 16), 512, 256
 KEYS, TRIALS = 64, 256  # of the softmax whose gradient is measured
-HEAD_WIDTHS = (16, 64, 256, 1024)
+_HEAD_WIDTHS = (16, 64, 256, 1024)
 
 
 def least_seconds(run: Callable[[], object], seconds: float = SECONDS) -> float:
@@ -44,7 +44,7 @@ class HeadCost:
 def head_costs() -> list[HeadCost]:
     """Count and time multi-head attention with d_k = width / heads."""
     rows = []
-    for heads in HEADS:
+    for heads in _HEADS:
         with pretend(), torch.no_grad(), torch.device("meta"):
             hollow, empty = MultiHead(WIDTH, heads), torch.empty(1, LENGTH, WIDTH)
             counted = count_operations(lambda made=hollow, x=empty: made(x)).multiply_adds
@@ -91,7 +91,7 @@ def softmax_gradient(p: Tensor) -> Tensor:
 def gradients() -> list[Gradients]:
     """Measure the gradient of the softmax by the width of queries and keys."""
     rows = []
-    for width in HEAD_WIDTHS:
+    for width in _HEAD_WIDTHS:
         scores, scale = random_scores(width, KEYS)
         plain, scaled = (softmax_gradient(x.softmax(-1)) for x in (scores, scores * scale))
         sizes = float(plain.median()), float(scaled.median())

@@ -18,10 +18,10 @@ from regard.gallery.filters import shrink
 from regard.settings import setting
 from regard.viewer import DOT, Drawing, Plot, draw_plots
 
-BINS, REACH = 81, 4.0  # of the histogram, and standard deviations that it covers to each side
-PATHS, TIMES = 40, 100  # particles whose paths are drawn, and steps of every path
-LATTICE = 5  # places of the heat equation in a bin, an odd number
-MAX_SHOWN = 12
+_BINS, _REACH = 81, 4.0  # of the histogram, and standard deviations that it covers to each side
+_PATHS, _TIMES = 40, 100  # particles whose paths are drawn, and steps of every path
+_LATTICE = 5  # places of the heat equation in a bin, an odd number
+_MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class PeronaMalikSettings(Drawn):
 def walk(settings: ParticleSettings) -> Tensor:
     """Return where W(t) of all particles is after each of TIMES steps, (TIMES + 1, particles)."""
     generator = torch.Generator().manual_seed(settings.seed)
-    steps = torch.randn(TIMES, settings.particles, generator=generator)
-    steps *= math.sqrt(settings.time / TIMES)
+    steps = torch.randn(_TIMES, settings.particles, generator=generator)
+    steps *= math.sqrt(settings.time / _TIMES)
     return torch.cat([steps.new_zeros(1, settings.particles), steps.cumsum_(0)])
 
 
@@ -59,13 +59,13 @@ def solve_heat(variance: float, edges: np.ndarray) -> np.ndarray:
     Solved by the explicit steps of `regard filter heat`, on LATTICE places a bin: in lengths of a
     place, 2 c t is the variance there.
     """
-    cell = (edges[1] - edges[0]) / LATTICE
-    line = torch.zeros(1, 1, 1, (len(edges) - 1) * LATTICE, dtype=torch.float64)
+    cell = (edges[1] - edges[0]) / _LATTICE
+    line = torch.zeros(1, 1, 1, (len(edges) - 1) * _LATTICE, dtype=torch.float64)
     line[..., line.shape[-1] // 2] = 1.0
     needed = variance / cell**2 / 2
     steps = math.ceil(needed / MAX_STEP)
     solved = heat(line, steps=steps, step=needed / steps)
-    return solved.view(-1, LATTICE).sum(1).numpy()
+    return solved.view(-1, _LATTICE).sum(1).numpy()
 
 
 def draw_particles(settings: ParticleSettings) -> Drawing:
@@ -73,8 +73,8 @@ def draw_particles(settings: ParticleSettings) -> Drawing:
     paths = walk(settings)
     rule, slide = math.sqrt(2 * settings.c), settings.c
     variance = 2 * settings.c * settings.time
-    reach = REACH * math.sqrt(variance)
-    edges = np.linspace(-reach, reach, BINS + 1)
+    reach = _REACH * math.sqrt(variance)
+    edges = np.linspace(-reach, reach, _BINS + 1)
     middles = (edges[1:] + edges[:-1]) / 2
     kernel = np.diff([math.erf(x / math.sqrt(2 * variance)) / 2 for x in edges])
     solved = solve_heat(variance, edges)
@@ -82,11 +82,11 @@ def draw_particles(settings: ParticleSettings) -> Drawing:
         np.histogram((factor * paths[-1]).numpy(), edges)[0] / settings.particles
         for factor in (rule, slide)
     )
-    times = np.linspace(0, settings.time, TIMES + 1)
+    times = np.linspace(0, settings.time, _TIMES + 1)
     spread = paths.double().var(1).numpy()
 
     def trails(axes: Axes) -> None:
-        axes.plot(times, rule * paths[:, :PATHS], linewidth=0.6, color=DOT, alpha=0.5)
+        axes.plot(times, rule * paths[:, :_PATHS], linewidth=0.6, color=DOT, alpha=0.5)
         axes.plot(times, 2 * np.sqrt(2 * settings.c * times), "--", color="C3", linewidth=1)
         axes.plot(times, -2 * np.sqrt(2 * settings.c * times), "--", color="C3", linewidth=1)
 
@@ -114,7 +114,7 @@ def draw_particles(settings: ParticleSettings) -> Drawing:
     )
     title = "Particles, and the heat equation"
     plots = [
-        Plot(trails, f"{PATHS} particles; dashed: two standard deviations", "time", "place"),
+        Plot(trails, f"{_PATHS} particles; dashed: two standard deviations", "time", "place"),
         Plot(density, f"where {settings.particles:,} particles are at the end", "place", "density"),
         Plot(growth, "variance", "time"),
     ]
@@ -155,8 +155,8 @@ def differences(image: Tensor) -> Tensor:
 
 def draw_perona_malik(settings: PeronaMalikSettings) -> Drawing:
     """Draw an image after some steps of anisotropic diffusion, and of the heat equation."""
-    if not 0 < len(settings.steps) <= MAX_SHOWN or not all(0 < n <= 5000 for n in settings.steps):
-        raise UsageError(f"steps= 1 to {MAX_SHOWN} numbers, each from 1 to 5000")
+    if not 0 < len(settings.steps) <= _MAX_SHOWN or not all(0 < n <= 5000 for n in settings.steps):
+        raise UsageError(f"steps= 1 to {_MAX_SHOWN} numbers, each from 1 to 5000")
     photo = drawn_photo() if settings.photo is None else read_photo(settings.photo)
     image = shrink(photo, settings.size)[0]
     before = differences(image)

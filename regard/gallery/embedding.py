@@ -12,7 +12,7 @@ from regard.gallery.drawn import Drawn
 from regard.settings import setting
 from regard.viewer import BLUES, Drawing, Plot, draw_plots
 
-MAX_WORDS, MAX_LETTERS = 16, 12
+_MAX_WORDS, _MAX_LETTERS = 16, 12
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class EmbeddingSettings(Drawn):
 def draw(settings: EmbeddingSettings) -> Drawing:
     """Draw the one-hot vectors of a text, the embedding matrix and their product."""
     words = settings.text.split()
-    if not 0 < len(words) <= MAX_WORDS:
-        raise UsageError(f"text= has {len(words)} words; give 1 to {MAX_WORDS}")
+    if not 0 < len(words) <= _MAX_WORDS:
+        raise UsageError(f"text= has {len(words)} words; give 1 to {_MAX_WORDS}")
     vocabulary = sorted(set(words))
     ids = torch.tensor([vocabulary.index(word) for word in words])
     generator = torch.Generator().manual_seed(settings.seed)
@@ -39,7 +39,7 @@ def draw(settings: EmbeddingSettings) -> Drawing:
     product, looked_up = one_hot @ table.weight, table(ids)
     (gradient,) = torch.autograd.grad(looked_up.sum(), table.weight)
     (same,) = torch.autograd.grad(product.sum(), table.weight)
-    short = [word if len(word) <= MAX_LETTERS else word[:11] + "…" for word in vocabulary]
+    short = [word if len(word) <= _MAX_LETTERS else word[:11] + "…" for word in vocabulary]
     rows = [short[i] for i in ids.tolist()]
     weight = table.weight.detach()
 

@@ -50,30 +50,30 @@ class Matrices:
         return self.bytes * self.heads
 
 
-LARGE = {"depth": 48, "block.width": 1024, "block.heads": 16, "tokens": 0, "pool": "mean"}
+_LARGE = {"depth": 48, "block.width": 1024, "block.heads": 16, "tokens": 0, "pool": "mean"}
 # what it is -> the model, what is set in it, the tokens in each direction, and the lectures' words
-IMAGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
+_IMAGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "a token a pixel, R = 128": (
         "vit",
-        LARGE | {"image": 128, "patch": 1},
+        _LARGE | {"image": 128, "patch": 1},
         128,
         "R^4 entries, 768 GB",
     ),
     "ViT, patches of 16": (
         "vit",
-        LARGE | {"image": 224, "patch": 16},
+        _LARGE | {"image": 224, "patch": 16},
         14,
         "38,416, 150 KB, 112 MB",
     ),
     "ViT, patches of 14": (
         "vit",
-        LARGE | {"image": 224, "patch": 14},
+        _LARGE | {"image": 224, "patch": 14},
         16,
         "65,536, 256 KB, 192 MB",
     ),
     "patches of 4, no windows": (
         "vit",
-        LARGE | {"image": 224, "patch": 4, "depth": 1, "block.heads": 1},
+        _LARGE | {"image": 224, "patch": 4, "depth": 1, "block.heads": 1},
         56,
         "H^2 W^2 = 9.8M",
     ),
@@ -83,7 +83,7 @@ IMAGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
 
 def matrices() -> list[Matrices]:
     """Count the attention matrices of images, of Swin those of its first stage."""
-    return [_matrices(what, *row) for what, row in IMAGES.items()]
+    return [_matrices(what, *row) for what, row in _IMAGES.items()]
 
 
 def _matrices(
@@ -109,8 +109,8 @@ class Layer(NamedTuple):
     reach: Callable[[int], dict[str, int]] = lambda i: {}
 
 
-NEAR = 32  # r, the neighbours of restricted attention
-KERNEL = 3  # k, the width of a convolution
+_NEAR = 32  # r, the neighbours of restricted attention
+_KERNEL = 3  # k, the width of a convolution
 
 
 def self_attention(x: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ def self_attention(x: Tensor) -> Tensor:
 
 def restricted(x: Tensor) -> Tensor:
     """Let every position look at NEAR positions around it."""
-    padded = F.pad(x, (0, 0, NEAR // 2, NEAR // 2 - 1))
-    near = padded.unfold(0, NEAR, 1).mT.unsqueeze(1)
+    padded = F.pad(x, (0, 0, _NEAR // 2, _NEAR // 2 - 1))
+    near = padded.unfold(0, _NEAR, 1).mT.unsqueeze(1)
     return attend(x[:, None, None], near, near)[:, 0, 0]
 
 
@@ -137,7 +137,7 @@ def recurrent(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
 
 def convolution(x: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
     """Mix a position with those before it, KERNEL in all, which may stand apart."""
-    padded = F.pad(x.T[None], ((KERNEL - 1) * dilation, 0))
+    padded = F.pad(x.T[None], ((_KERNEL - 1) * dilation, 0))
     return F.conv1d(padded, weight, dilation=dilation)[0].T
 
 
@@ -145,7 +145,7 @@ def _square(width: int, device: torch.device | str) -> Tensor:
     return torch.eye(width, device=device)
 
 
-LAYERS: dict[str, Layer] = {
+_LAYERS: dict[str, Layer] = {
     "self-attention": Layer("n^2 d", self_attention, ((1024, 64), (4096, 64), (1024, 256))),
     "recurrent": Layer(
         "n d^2",
@@ -157,12 +157,12 @@ LAYERS: dict[str, Layer] = {
         "k n d^2",
         convolution,
         ((512, 128), (2048, 128), (512, 512)),
-        lambda d, device: (torch.ones(d, d, KERNEL, device=device),),
-        lambda i: {"dilation": KERNEL**i},
+        lambda d, device: (torch.ones(d, d, _KERNEL, device=device),),
+        lambda i: {"dilation": _KERNEL**i},
     ),
     "restricted": Layer("r n d", restricted, ((2048, 64), (8192, 64), (2048, 256))),
 }
-LENGTHS = (256, 1024)  # at which chains and paths are counted
+_LENGTHS = (256, 1024)  # at which chains and paths are counted
 SECONDS = 0.3  # spent on the clock of each layer
 
 
@@ -174,7 +174,7 @@ class Complexity:
     cost: str
     multiply_adds: tuple[float, float]  # the counted powers of n and d
     time: tuple[float, float]  # and the measured ones
-    sequential: tuple[int, int]  # products that must wait for each other, at both LENGTHS
+    sequential: tuple[int, int]  # products that must wait for each other, at both _LENGTHS
     path: tuple[int, int]  # steps between the first position and the last
 
 
@@ -250,7 +250,7 @@ def _powers(layer: Layer, measured: Sequence[float]) -> tuple[float, float]:
 
 def complexity() -> list[Complexity]:
     """Measure how the cost of four layers grows, by counting and in processor time."""
-    short_n, long_n = LENGTHS
+    short_n, long_n = _LENGTHS
     return [
         Complexity(
             name,
@@ -260,7 +260,7 @@ def complexity() -> list[Complexity]:
             (_chain(layer, short_n), _chain(layer, long_n)),
             (_path(layer, short_n), _path(layer, long_n)),
         )
-        for name, layer in LAYERS.items()
+        for name, layer in _LAYERS.items()
     ]
 
 
@@ -279,15 +279,15 @@ class Short:
     recurrent_seconds: float
 
 
-SHORT_WIDTH, SHORT_LENGTHS = 256, (32, 128, 256, 512, 2048)
+_SHORT_WIDTH, _SHORT_LENGTHS = 256, (32, 128, 256, 512, 2048)
 
 
 def short_sequences() -> list[Short]:
     """Count and time self-attention and a recurrent layer below n = d, at it, and beyond."""
-    rows, d = [], SHORT_WIDTH
-    for n in SHORT_LENGTHS:
+    rows, d = [], _SHORT_WIDTH
+    for n in _SHORT_LENGTHS:
         counted, seconds = [], []
-        for layer in (LAYERS["self-attention"], LAYERS["recurrent"]):
+        for layer in (_LAYERS["self-attention"], _LAYERS["recurrent"]):
             counted.append(_counted(layer, n, d))
             given = torch.ones(n, d), *layer.make(d, "cpu")
             with torch.inference_mode():
@@ -319,30 +319,30 @@ class Training:
     @property
     def chips(self) -> float:
         """Return what all chips would do in the time, at the rate that the paper takes."""
-        return self.hours * 3600 * CHIPS * RATE
+        return self.hours * 3600 * _CHIPS * RATE
 
 
-VOCABULARY = 37_000
-TOKENS, SENTENCE = 25_000, 25  # of a batch on each side, and of a sentence
-CHIPS, RATE = 8, 9.5e12  # P100s, and the operations a second that the paper takes for one
+_VOCABULARY = 37_000
+TOKENS, _SENTENCE = 25_000, 25  # of a batch on each side, and of a sentence
+_CHIPS, RATE = 8, 9.5e12  # P100s, and the operations a second that the paper takes for one
 # size -> steps, hours, and the paper's estimate (Vaswani et al. 2017, sections 5.2 and 6.1)
-PUBLISHED = {"base": (100_000, 12.0, 3.3e18), "big": (300_000, 84.0, 2.3e19)}
+_PUBLISHED = {"base": (100_000, 12.0, 3.3e18), "big": (300_000, 84.0, 2.3e19)}
 
 
 def trainings() -> list[Training]:
     """Count the training of Transformer base and big."""
-    return [_training(size, *row) for size, row in PUBLISHED.items()]
+    return [_training(size, *row) for size, row in _PUBLISHED.items()]
 
 
 def _training(size: str, steps: int, hours: float, paper: float) -> Training:
-    words = {f"model.{side}_vocab": VOCABULARY for side in ("source", "target")}
-    batch = TOKENS // SENTENCE
-    counted = cost("transformer", size=size, length=SENTENCE, batch=batch, growth=False, **words)
+    words = {f"model.{side}_vocab": _VOCABULARY for side in ("source", "target")}
+    batch = TOKENS // _SENTENCE
+    counted = cost("transformer", size=size, length=_SENTENCE, batch=batch, growth=False, **words)
     step = counted.training_multiply_adds
     return Training(size, counted.parameters, steps, TOKENS, step, hours, paper)
 
 
-WHY = (
+_WHY = (
     "The paper multiplies hours by chips by what one of them is taken to do, {rate} TFLOPS. The "
     "count holds the matrix products that the model asks for. So the chips spent {share} of that "
     "rate on them: the rest is memory traffic, softmax, norms, the optimiser, exchange between "
@@ -399,9 +399,10 @@ class Lectures:
             rows.append([row.layer, row.cost, counted, clock, chain, path])
         return [
             *table(rows),
-            f"powers of the length n and the width d; k = {KERNEL}, r = {NEAR}; products that wait "
-            f"for each other,",
-            f"and steps from the first position to the last, at n = {LENGTHS[0]} and {LENGTHS[1]}",
+            f"powers of the length n and the width d; k = {_KERNEL}, r = {_NEAR}; products that "
+            f"wait for each other,",
+            "and steps from the first position to the last, "
+            f"at n = {_LENGTHS[0]} and {_LENGTHS[1]}",
         ]
 
     def _trainings(self) -> list[str]:
@@ -416,11 +417,11 @@ class Lectures:
                     f"{2 * row.step:.2e}",
                     f"{row.flops:.1e} FLOP",
                     f"{row.paper:.1e} FLOP",
-                    f"{row.hours:g} h x {CHIPS} x {RATE:.1e} = {row.chips:.1e}",
+                    f"{row.hours:g} h x {_CHIPS} x {RATE:.1e} = {row.chips:.1e}",
                 ]
             )
         share = " and ".join(f"{100 * row.flops / row.chips:.0f}%" for row in self.trainings)
-        return [*table(rows), WHY.format(rate=RATE / 1e12, share=share)]
+        return [*table(rows), _WHY.format(rate=RATE / 1e12, share=share)]
 
     def _short(self) -> list[str]:
         rows = [["n", "d", "self-attention", "recurrent", "times", "self-attention", "recurrent"]]

@@ -12,8 +12,8 @@ from regard.gallery.drawn import Drawn
 from regard.settings import setting
 from regard.viewer import BLUES, LINE, Drawing, Plot, draw_plots
 
-WIDTH, HEADS = 16, 2
-SAMPLES = 8  # random stacks that a field is averaged over
+_WIDTH, _HEADS = 16, 2
+_SAMPLES = 8  # random stacks that a field is averaged over
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Convolution(nn.Module):
 
     def __init__(self, window: int):
         super().__init__()
-        self.inner = nn.Conv2d(WIDTH, WIDTH, window, padding=window // 2)
+        self.inner = nn.Conv2d(_WIDTH, _WIDTH, window, padding=window // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve with one kernel for all places."""
@@ -44,7 +44,7 @@ class Local(nn.Module):
 
     def __init__(self, window: int):
         super().__init__()
-        self.inner = LocalRelation(WIDTH, window=window)
+        self.inner = LocalRelation(_WIDTH, window=window)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend to the neighbours of each place."""
@@ -56,7 +56,7 @@ class Full(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = MultiHead(WIDTH, HEADS)
+        self.inner = MultiHead(_WIDTH, _HEADS)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend to all places."""
@@ -64,11 +64,11 @@ class Full(nn.Module):
 
 
 # name -> how to make layer n
-LAYERS: dict[str, Callable[[ReceptiveFieldSettings, int], nn.Module]] = {
+_LAYERS: dict[str, Callable[[ReceptiveFieldSettings, int], nn.Module]] = {
     "convolution": lambda settings, n: Convolution(settings.window),
     "local attention": lambda settings, n: Local(settings.window),
     "windows, shifted": lambda settings, n: WindowAttention(
-        MultiHead(WIDTH, HEADS), settings.windows, n % 2 * (settings.windows // 2)
+        MultiHead(_WIDTH, _HEADS), settings.windows, n % 2 * (settings.windows // 2)
     ),
     "full attention": lambda settings, n: Full(),
 }
@@ -79,11 +79,11 @@ def field(stack: list[nn.Module], side: int, generator: torch.Generator) -> Tens
 
     A layer is x + f(norm(x)), as in a Transformer.
     """
-    x = torch.randn(1, side, side, WIDTH, generator=generator).requires_grad_()
+    x = torch.randn(1, side, side, _WIDTH, generator=generator).requires_grad_()
     y = x
     for layer in stack:
-        y = y + layer(nn.functional.layer_norm(y, (WIDTH,)))
-    chosen = torch.randn(WIDTH, generator=generator)  # a direction; a sum over channels is normed
+        y = y + layer(nn.functional.layer_norm(y, (_WIDTH,)))
+    chosen = torch.randn(_WIDTH, generator=generator)  # a direction; a sum over channels is normed
     (gradient,) = torch.autograd.grad((y[0, side // 2, side // 2] * chosen).sum(), x)
     return gradient[0].abs().sum(-1)
 
@@ -94,8 +94,8 @@ def fields(settings: ReceptiveFieldSettings) -> dict[str, list[Tensor]]:
     found = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        for name, make in LAYERS.items():
-            stacks = [[make(settings, n) for n in range(settings.depth)] for _ in range(SAMPLES)]
+        for name, make in _LAYERS.items():
+            stacks = [[make(settings, n) for n in range(settings.depth)] for _ in range(_SAMPLES)]
             found[name] = [
                 torch.stack([field(s[: n + 1], settings.side, generator) for s in stacks]).mean(0)
                 for n in range(settings.depth)
@@ -141,7 +141,7 @@ def draw(settings: ReceptiveFieldSettings) -> Drawing:
     ]
     notes = (
         f"How much each of {settings.side} x {settings.side} tokens moves the one in the middle, "
-        f"after so many layers: the size of the gradient, the mean of {SAMPLES} untrained stacks, "
+        f"after so many layers: the size of the gradient, the mean of {_SAMPLES} untrained stacks, "
         "its root drawn. White is exactly zero.",
     )
     title = "Receptive fields, layer by layer"

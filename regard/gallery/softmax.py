@@ -13,7 +13,7 @@ from regard.gallery.drawn import Drawn
 from regard.settings import setting
 from regard.viewer import DOT, SEED, Drawing, Plot, draw_plots
 
-MAX_NUMBERS = 32
+_MAX_NUMBERS = 32
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def draw_temperature(settings: TemperatureSettings) -> Drawing:
     """Draw the softmax of some scores at several temperatures, and its entropy."""
     scores, temperatures = settings.scores, settings.temperatures
     for name, given in (("scores", scores), ("temperatures", temperatures)):
-        if not 1 < len(given) <= MAX_NUMBERS or not all(map(math.isfinite, given)):
-            raise UsageError(f"{name}= {len(given)} numbers; give 2 to {MAX_NUMBERS} finite ones")
+        if not 1 < len(given) <= _MAX_NUMBERS or not all(map(math.isfinite, given)):
+            raise UsageError(f"{name}= {len(given)} numbers; give 2 to {_MAX_NUMBERS} finite ones")
     if min(temperatures) <= 0:
         raise UsageError(f"temperatures={min(temperatures):g}; expected numbers above 0")
     logits = torch.tensor(scores, dtype=torch.float64)

@@ -20,12 +20,12 @@ from regard.metrics import Named, markdown
 from regard.settings import setting
 from regard.training import Progress
 
-MOST_NUMBERS = 2**28  # of activations in a step, which bounds memory
-MOST_EXACT = 6  # features up to which a loss is computed without sampling
-TINY = 0.01  # a weight so small that its feature is as good as its mean
+_MOST_NUMBERS = 2**28  # of activations in a step, which bounds memory
+_MOST_EXACT = 6  # features up to which a loss is computed without sampling
+_TINY = 0.01  # a weight so small that its feature is as good as its mean
 CHUNK = 256  # models of the phase diagram that are trained together, to fit a cache
 # features per dimension: what one feature takes of a dimension, by the shape it is part of
-FRACTIONS = {
+_FRACTIONS = {
     "dedicated": 1.0,
     "tetrahedron": 3 / 4,
     "triangle": 2 / 3,
@@ -34,7 +34,7 @@ FRACTIONS = {
     "square antiprism": 3 / 8,
     "not represented": 0.0,
 }
-STICKS = 0.03  # how near to a fraction a feature counts as sticking to it
+_STICKS = 0.03  # how near to a fraction a feature counts as sticking to it
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Toys:
 
     def losses(self, samples: int = 200_000, seed: int = 0) -> Tensor:
         """Return the expected loss of each: exact for up to 6 features, else by sampling."""
-        if self.W.shape[2] <= MOST_EXACT:
+        if self.W.shape[2] <= _MOST_EXACT:
             return exact_losses(self.W, self.b, self.sparsity, self.importance).float()
         generator = torch.Generator().manual_seed(mix(seed, "losses"))
         parts = max(1, samples // 2000)
@@ -146,9 +146,9 @@ def train_toys(
 ) -> Toys:
     """Train as many toy models at once as there are sparsities; importance is (models, n)."""
     count, n = importance.shape
-    if count * batch * n > MOST_NUMBERS:
+    if count * batch * n > _MOST_NUMBERS:
         raise UsageError(
-            f"{count} models x batch={batch} x n={n} are more than {MOST_NUMBERS:,} numbers a "
+            f"{count} models x batch={batch} x n={n} are more than {_MOST_NUMBERS:,} numbers a "
             "step; choose a smaller batch, n or tries"
         )
     generator = torch.Generator().manual_seed(mix(seed, "superposition"))
@@ -201,7 +201,7 @@ def _mean_of_relu(a: Tensor, c: Tensor, power: int) -> Tensor:
 def _expected_square(a: Tensor, c: Tensor, own: int | None) -> Tensor:
     """Return the mean of (x_own - ReLU(a.x + c))^2 over a cube, or without x_own, if that is 0."""
     # dividing by a tiny weight would lose all digits: of what lies below, the mean is as good
-    sized = torch.where(a.abs() < TINY, torch.where(a < 0, -TINY, TINY), a)
+    sized = torch.where(a.abs() < _TINY, torch.where(a < 0, -_TINY, _TINY), a)
     c = c + 0.5 * (a - sized).sum(-1)
     square = 2 * _mean_of_relu(sized, c, 2)
     if own is None:
@@ -218,8 +218,8 @@ def _expected_square(a: Tensor, c: Tensor, own: int | None) -> Tensor:
 def exact_losses(W: Tensor, b: Tensor, sparsity: Tensor, importance: Tensor) -> Tensor:
     """Return the expected losses of toy models in closed form: a sum over what is not zero."""
     n = W.shape[2]
-    if n > MOST_EXACT:
-        raise UsageError(f"a closed form for {n} features takes too long; at most {MOST_EXACT}")
+    if n > _MOST_EXACT:
+        raise UsageError(f"a closed form for {n} features takes too long; at most {_MOST_EXACT}")
     W, b, zero, importance = (x.double() for x in (W, b, sparsity, importance))
     gram = W.mT @ W
     total = torch.zeros(len(W), dtype=torch.float64)
@@ -338,8 +338,8 @@ def shapes_of(dimensionality: Tensor) -> dict[str, int]:
     """Return how many features stick to the fraction of each shape; the rest are `between`."""
     found: dict[str, int] = {}
     for value in dimensionality.tolist():
-        name = min(FRACTIONS, key=lambda shape: abs(FRACTIONS[shape] - value))
-        name = name if abs(FRACTIONS[name] - value) <= STICKS else "between"
+        name = min(_FRACTIONS, key=lambda shape: abs(_FRACTIONS[shape] - value))
+        name = name if abs(_FRACTIONS[name] - value) <= _STICKS else "between"
         found[name] = found.get(name, 0) + 1
     return dict(sorted(found.items(), key=lambda row: -row[1]))
 
@@ -415,7 +415,7 @@ def _fractions(asked: SuperpositionSettings, quiet: bool) -> Superposition:
     toys = _train_best(asked, asked.sparsity or [1 - p for p in dense], quiet)
     shapes = shapes_of(toys.dimensionality().flatten())
     if asked.out:
-        draw_fractions(asked.out, toys, FRACTIONS)
+        draw_fractions(asked.out, toys, _FRACTIONS)
     return _report(asked, toys, shapes, asked.out)
 
 

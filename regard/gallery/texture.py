@@ -18,9 +18,9 @@ from regard.settings import setting
 from regard.training import Progress
 from regard.viewer import Panel, draw_gallery
 
-MAX_COPIED = 2**27  # numbers in the patches of a sample
-MAX_VALUES = 12  # of all keys, each drawn as a panel
-START = 3  # pixels to a side of the piece of the sample that growth begins with
+_MAX_COPIED = 2**27  # numbers in the patches of a sample
+_MAX_VALUES = 12  # of all keys, each drawn as a panel
+_START = 3  # pixels to a side of the piece of the sample that growth begins with
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _plant_seed(
 ) -> int:
     """Copy a small random piece of the sample to the middle; return its number of pixels."""
     room = [size - 2 * reach for size in canvas.shape[1:]]
-    sides = [min(START, here, there) for here, there in zip(room, sample.shape[1:], strict=True)]
+    sides = [min(_START, here, there) for here, there in zip(room, sample.shape[1:], strict=True)]
     into = [
         slice(reach + (size - n) // 2, reach + (size - n) // 2 + n)
         for size, n in zip(room, sides, strict=True)
@@ -157,10 +157,10 @@ def grow(settings: TextureSettings, photo: str, *, quiet: bool = True) -> Filter
     """Grow a texture from a sample, or one for each value of the keys that have several."""
     keys = {name: getattr(settings, name) for name in ("patch", "tolerance", "seed")}
     choices = [dict(zip(keys, values, strict=True)) for values in product(*keys.values())]
-    if len(choices) > MAX_VALUES:
-        raise UsageError(f"{len(choices)} textures; give at most {MAX_VALUES} values")
+    if len(choices) > _MAX_VALUES:
+        raise UsageError(f"{len(choices)} textures; give at most {_MAX_VALUES} values")
     out, sample, title = begin(settings, photo, picture=len(choices) > 1)
-    if 2 * sample.numel() * max(settings.patch) ** 2 > MAX_COPIED:
+    if 2 * sample.numel() * max(settings.patch) ** 2 > _MAX_COPIED:
         raise UsageError(
             f"a sample of {sample.shape[-1]} x {sample.shape[-2]} has too many patches of "
             f"patch={max(settings.patch)}; cut a smaller sample"

@@ -13,14 +13,14 @@ from matplotlib.colors import ListedColormap
 from regard.files import write_atomically
 from regard.viewer import LINE, SOFT, Sheet, plain
 
-MAX_MODELS = 12  # columns of one picture
-PHASES = ("#e3e7ee", "#9fb4ee", "#2f5bd8")  # first only, second only, both
-SHARES = "viridis"  # of a dimension
+_MAX_MODELS = 12  # columns of one picture
+_PHASES = ("#e3e7ee", "#9fb4ee", "#2f5bd8")  # first only, second only, both
+_SHARES = "viridis"  # of a dimension
 
 
 def draw_models(path: str | Path, toys: Any) -> None:
     """Draw W'W of each model, and its features: as points of the plane if there are two axes."""
-    shown = min(len(toys), MAX_MODELS)
+    shown = min(len(toys), _MAX_MODELS)
     W, b = toys.W[:shown].numpy(), toys.b[:shown].numpy()
     share = toys.dimensionality()[:shown].numpy()
     n, m = W.shape[2], W.shape[1]
@@ -41,7 +41,7 @@ def draw_models(path: str | Path, toys: Any) -> None:
             axes = sheet.axes(left, down, wide, wide, xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
             for x, y in W[number].T:
                 axes.plot([0, x], [0, y], color=SOFT, linewidth=0.8)
-            colours = {"c": share[number], "cmap": SHARES, "vmin": 0, "vmax": 1}
+            colours = {"c": share[number], "cmap": _SHARES, "vmin": 0, "vmax": 1}
             axes.scatter(*W[number], s=26, zorder=3, **colours)
             axes.set(xticks=[], yticks=[])
             for edge in axes.spines.values():
@@ -66,7 +66,7 @@ def draw_models(path: str | Path, toys: Any) -> None:
 def _colours(share: np.ndarray) -> Any:
     from matplotlib import colormaps
 
-    return colormaps[SHARES](share)
+    return colormaps[_SHARES](share)
 
 
 def draw_fractions(path: str | Path, toys: Any, fractions: Mapping[str, float]) -> None:
@@ -122,7 +122,7 @@ def draw_phases(
             extent=(low, high, rare, 0),
             aspect="auto",
             interpolation="nearest",
-            cmap=ListedColormap(PHASES),
+            cmap=ListedColormap(_PHASES),
             vmin=0,
             vmax=2,
         )
@@ -131,7 +131,7 @@ def draw_phases(
         axes.set_xticks([-1, 0, 1], ["0.1", "1", "10"])
         axes.set_yticks([0, 1, 2], ["1", "10", "100"])
         axes.tick_params(labelsize=8, colors=SOFT, length=2.5)
-    for number, (name, colour) in enumerate(zip(names, PHASES, strict=True)):
+    for number, (name, colour) in enumerate(zip(names, _PHASES, strict=True)):
         axes = sheet.axes(0.75 + number * 2, 4.22, 0.16, 0.16, xticks=[], yticks=[])
         axes.set_facecolor(colour)
         sheet.write(name, 1.0 + number * 2, 4.36, 8.5, SOFT)

@@ -23,7 +23,7 @@ from regard.training.progress import Progress
 
 MEAN = "mean"  # of all heads of a layer
 ALL = "all layers"
-MAX_WORDS = 500  # of a sentence with gold links
+_MAX_WORDS = 500  # of a sentence with gold links
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def read_links(path: str | Path, most: int = 10_000) -> list[Aligned]:
         if not isinstance(cells, list) or len(cells) != 3:
             raise UsageError(f"{where}: expected source, target and links, with TABs between them")
         source, target = cells[0].split(), cells[1].split()
-        if not 0 < len(source) <= MAX_WORDS or not 0 < len(target) <= MAX_WORDS:
-            raise UsageError(f"{where}: a side of no words, or of more than {MAX_WORDS}; cut it")
+        if not 0 < len(source) <= _MAX_WORDS or not 0 < len(target) <= _MAX_WORDS:
+            raise UsageError(f"{where}: a side of no words, or of more than {_MAX_WORDS}; cut it")
         rows.append(Aligned(source, target, parse_links(cells[2], len(source), len(target), where)))
         if len(rows) == most:
             break

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError, lookup
 
-MOST_WEIGHTS = 2**28  # of encoder and decoder together
-AUXILIARY = 0.1  # weight of the loss that revives dead features (Gao et al. 2024: 1/32)
-FORGET = 0.01  # by how much a step moves the running threshold
-ADAPT = 0.02  # by how much a step moves the weight of an L1 penalty
+_MOST_WEIGHTS = 2**28  # of encoder and decoder together
+_AUXILIARY = 0.1  # weight of the loss that revives dead features (Gao et al. 2024: 1/32)
+_FORGET = 0.01  # by how much a step moves the running threshold
+_ADAPT = 0.02  # by how much a step moves the weight of an L1 penalty
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class AutoencoderConfig:
 
     def __post_init__(self) -> None:
         lookup("sparsity", self.sparsity, SPARSITIES)
-        if 2 * self.width * self.features > MOST_WEIGHTS:
+        if 2 * self.width * self.features > _MOST_WEIGHTS:
             raise UsageError(
                 f"{self.features:,} features of {self.width:,} numbers are too many; at most "
-                f"{MOST_WEIGHTS // 2 // self.width:,} of that width"
+                f"{_MOST_WEIGHTS // 2 // self.width:,} of that width"
             )
         if not 0 < self.k <= self.features:
             raise UsageError(f"k={self.k:g} of {self.features} features; expected at most as many")
@@ -77,7 +77,7 @@ class BatchTopK(TopK):
     def keep(self, z: Tensor, model: "SparseAutoencoder") -> Tensor:
         """Return which entries of z are kept in training, and move the running threshold."""
         least = _kth_largest(z, int(model.config.k * len(z)), float(model.threshold))
-        model.threshold += FORGET * (least.double() - model.threshold)
+        model.threshold += _FORGET * (least.double() - model.threshold)
         return z >= least
 
 
@@ -97,7 +97,7 @@ class L1(TopK):
         """Return which entries of z are kept in training, and move the weight of the penalty."""
         kept = z > 0
         excess = float(kept.sum()) / len(z) / model.config.k
-        model.l1 *= math.exp(ADAPT * max(-1.0, min(1.0, math.log(max(excess, 1e-3)))))
+        model.l1 *= math.exp(_ADAPT * max(-1.0, min(1.0, math.log(max(excess, 1e-3)))))
         return kept
 
     def penalty(self, z: Tensor, model: "SparseAutoencoder") -> Tensor | float:
@@ -234,7 +234,7 @@ class SparseAutoencoder(nn.Module):
             dead = (self.silent > dead_after).nonzero().squeeze(1)
         if len(dead):
             rest = (x - whole).detach()
-            loss = loss + AUXILIARY * self._revive(x, rest, dead)
+            loss = loss + _AUXILIARY * self._revive(x, rest, dead)
         return loss, kept
 
     def _revive(self, x: Tensor, rest: Tensor, dead: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ from regard.training.progress import Progress
 from regard.viewer.picture import Effects, Picture, Placement, View, show_token, words_of
 from regard.viewer.rollout import roll_out, stack_of
 
-PASS = 8192  # tokens of one batch of copies
-NUMBERS = 20_000_000  # log-probabilities of one batch, which take eight bytes each
-MAX_CUTS = 20_000
-MAX_TOLD = 12  # places of an image or a sound
-POOLS = (Mean, Max, GridMean)  # what is pooled so is not reached by a mask
+_PASS = 8192  # tokens of one batch of copies
+_NUMBERS = 20_000_000  # log-probabilities of one batch, which take eight bytes each
+_MAX_CUTS = 20_000
+_MAX_TOLD = 12  # places of an image or a sound
+_POOLS = (Mean, Max, GridMean)  # what is pooled so is not reached by a mask
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def cut_tokens(model: nn.Module, question: Question, layers: Sequence[Attending]
     if not reading:
         raise UsageError("no attention of this model reads the tokens of its input")
     count = len(question.tokens)
-    pools = {name: each for name, each in model.named_modules() if isinstance(each, POOLS)}
+    pools = {name: each for name, each in model.named_modules() if isinstance(each, _POOLS)}
     with record(model, *(f"{name}.in" for name in pools)) as acts:
         question.logprobs(1)
     pools = {name: each for name, each in pools.items() if f"{name}.in" in acts}
@@ -202,10 +202,12 @@ def measure(
     `copies` of the input are read at once: all of them, or as many as memory is meant for; 1 is the
     plain loop.
     """
-    if count > MAX_CUTS:
-        raise UsageError(f"{count:,} cuts are too many, {MAX_CUTS:,} are made; choose fewer layers")
+    if count > _MAX_CUTS:
+        raise UsageError(
+            f"{count:,} cuts are too many, {_MAX_CUTS:,} are made; choose fewer layers"
+        )
     size = max(question.size, len(question.tokens), len(question.places))
-    fits = max(1, min(PASS // size, NUMBERS // question.numbers))
+    fits = max(1, min(_PASS // size, _NUMBERS // question.numbers))
     copies = min(copies or fits, count + 1)
     items = list(range(-1, count))
     values = []
@@ -244,7 +246,7 @@ class Causes(Effects, Named):
         rows = [["token", "log p lost when cut", *self.attention]]
         shown = np.arange(len(self.tokens))
         if self.grid is not None:  # places have an order of two axes, so the strongest come first
-            shown = np.argsort(-np.abs(self.effects), kind="stable")[:MAX_TOLD]
+            shown = np.argsort(-np.abs(self.effects), kind="stable")[:_MAX_TOLD]
         for n in shown.tolist():
             maps = [f"{values[n]:.4f}" for values in self.attention.values()]
             rows.append([show_token(self.tokens[n]), f"{self.effects[n]:+.4f}", *maps])
@@ -257,7 +259,7 @@ class Causes(Effects, Named):
         return "\n".join(parts)
 
 
-WHAT = ("tokens", "heads", "edges")
+_WHAT = ("tokens", "heads", "edges")
 
 
 def parse_cuts(cause: str) -> list[str]:
@@ -267,7 +269,7 @@ def parse_cuts(cause: str) -> list[str]:
         return ["tokens", "heads"]
     found = [part.strip() for part in word.split(",") if part.strip()]
     for part in found:
-        lookup("cause", part, dict.fromkeys(WHAT))
+        lookup("cause", part, dict.fromkeys(_WHAT))
     return ["tokens", *(part for part in found if part != "tokens")]
 
 

@@ -42,14 +42,14 @@ from regard.training.checkpoint import (
 from regard.training.progress import Progress
 from regard.training.run_folder import locked
 
-CONFIG, WEIGHTS, PAGE = "config.json", "dictionary.safetensors", "features.html"
-FORMAT = 1
-MOST_ACTIVATIONS = 2**27  # numbers of a chunk, which bounds memory
-HELD_OUT = 0.05  # of the batches of an epoch, by which a dictionary is judged
+_CONFIG, WEIGHTS, _PAGE = "config.json", "dictionary.safetensors", "features.html"
+_FORMAT = 1
+_MOST_ACTIVATIONS = 2**27  # numbers of a chunk, which bounds memory
+_HELD_OUT = 0.05  # of the batches of an epoch, by which a dictionary is judged
 MOST_JUDGED = 16  # batches by which it is judged
 SAVE_EVERY = 300  # steps
-JUDGING = 1024  # vectors by which the threshold is set at the end
-FAR = 1.5  # times as many features as asked for, or as few
+_JUDGING = 1024  # vectors by which the threshold is set at the end
+_FAR = 1.5  # times as many features as asked for, or as few
 # settings of tasks that would change what a model reads, or how its loss is counted
 PLAIN: dict[str, Any] = {
     "augment": "none",
@@ -61,7 +61,7 @@ PLAIN: dict[str, Any] = {
     "feature_dropout": 0.0,
     "bpe_dropout": 0.0,
 }
-PLAIN_SOUND = {"speeds": "1", "time_masks": 0, "frequency_masks": 0, "time_warp": 0}
+_PLAIN_SOUND = {"speeds": "1", "time_masks": 0, "frequency_masks": 0, "time_warp": 0}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Dictionary(Named):
     def warnings(self) -> list[str]:
         """What to know before it is used: that it is not as sparse as was asked."""
         times = self.l0 / self.k
-        if 1 / FAR <= times <= FAR:
+        if 1 / _FAR <= times <= _FAR:
             return []
         return [
             f"note: {self.l0:.1f} features of a vector are not zero, {times:.1f} times the k="
@@ -155,7 +155,7 @@ class Stream:
         plain = {key: value for key, value in PLAIN.items() if key in known}
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
             plain.pop("augment", None)
-            plain.update(PLAIN_SOUND)
+            plain.update(_PLAIN_SOUND)
         window = getattr(task.predictor, "window", None)
         if "context" in known and window:
             plain["context"] = window
@@ -166,7 +166,7 @@ class Stream:
             self.data = kind.learning.read(self.settings, origin)
             self.lesson = kind.learning.lesson(learner, self.data, self.settings)
         epoch = max(2, math.floor(self.lesson.batches.epoch()))
-        self.held_out = max(1, min(MOST_JUDGED, round(epoch * HELD_OUT)))
+        self.held_out = max(1, min(MOST_JUDGED, round(epoch * _HELD_OUT)))
         self.trained = epoch - self.held_out  # batches to learn from, again and again
         self.task.model.eval()
 
@@ -199,10 +199,10 @@ class Stream:
             parts.append(self.vectors(first % self.trained))
             count += len(parts[-1])
             first += 1
-            if sum(part.numel() for part in parts) > MOST_ACTIVATIONS:
+            if sum(part.numel() for part in parts) > _MOST_ACTIVATIONS:
                 raise UsageError(
                     f"buffer={self.rows:,} vectors of {parts[0].shape[1]:,} numbers are too many "
-                    f"for memory; at most {MOST_ACTIVATIONS // parts[0].shape[1]:,}"
+                    f"for memory; at most {_MOST_ACTIVATIONS // parts[0].shape[1]:,}"
                 )
         whole = torch.cat(parts)
         generator = torch.Generator().manual_seed(mix(seed, "chunk", n))
@@ -262,9 +262,9 @@ def dictionary_of(task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = 
             steps=asked.steps,
             **judge(stream, model),
             memory=memory_of(model.config, asked),
-            page=str(folder / PAGE),
+            page=str(folder / _PAGE),
         )
-        write_page(folder / PAGE, stream, model, found, asked, quiet=quiet)
+        write_page(folder / _PAGE, stream, model, found, asked, quiet=quiet)
         write_json(folder / "report.json", asdict(found))
     return found
 
@@ -298,7 +298,7 @@ def learn(
     features = features_of(asked, first.shape[1])
     config = AutoencoderConfig(first.shape[1], features, asked.k, asked.sparsity, start=asked.start)
     about = {
-        "regard_dictionary": FORMAT,
+        "regard_dictionary": _FORMAT,
         "at": stream.at,
         "model": sha256(_folder(stream.task) / "model.safetensors"),
         "data": stream.data.sha,
@@ -306,9 +306,9 @@ def learn(
         **{name: getattr(asked, name) for name in ("steps", "batch", "lr", "buffer", "seed")},
         "dead_after": asked.dead_after,
     }
-    if (folder / CONFIG).exists():
+    if (folder / _CONFIG).exists():
         verify(folder)
-        known = read_json(folder / CONFIG)
+        known = read_json(folder / _CONFIG)
         now = json.loads(json.dumps(about))
         differs = [key for key in about if known.get(key) != now[key]]
         if differs:
@@ -318,7 +318,7 @@ def learn(
     elif any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UsageError(f"{folder}: is there already and not empty; choose another out=")
     else:
-        write_json(folder / CONFIG, about)
+        write_json(folder / _CONFIG, about)
     if (folder / WEIGHTS).exists():
         model = load_dictionary(folder)
     else:
@@ -356,7 +356,7 @@ def _train(
                 step += 1
                 progress.update(1, loss=loss, tokens=asked.batch)
                 if step == asked.steps:
-                    model.fit_threshold(vectors[: max(asked.batch, JUDGING)])
+                    model.fit_threshold(vectors[: max(asked.batch, _JUDGING)])
                     break
             if len(vectors) < asked.batch:
                 raise UsageError(f"batch={asked.batch} is more than buffer={asked.buffer}")
@@ -375,8 +375,8 @@ def _train(
 def load_dictionary(folder: str | Path) -> SparseAutoencoder:
     """Load a dictionary that was learnt into a folder."""
     verify(Path(folder))
-    told = read_json(Path(folder) / CONFIG)
-    if told.get("regard_dictionary") != FORMAT or not isinstance(told.get("autoencoder"), dict):
+    told = read_json(Path(folder) / _CONFIG)
+    if told.get("regard_dictionary") != _FORMAT or not isinstance(told.get("autoencoder"), dict):
         raise UsageError(f"{folder}: no dictionary; learn one with: regard dictionary MODEL ...")
     model = SparseAutoencoder(fill(AutoencoderConfig, told["autoencoder"], where=str(folder)))
     path = Path(folder) / WEIGHTS

@@ -28,8 +28,8 @@ from regard.training.progress import Progress
 from regard.viewer.drawing import Drawing, Plot, draw_plots
 from regard.viewer.panels import MAX_PANELS
 
-BATCH = 256
-RANDOM = 8  # directions of the same length that each is compared with
+_BATCH = 256
+_RANDOM = 8  # directions of the same length that each is compared with
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Space:
     def encode(self, images: Images, progress: Callable[[int], None] = lambda n: None) -> Tensor:
         """Return the mean of the vector of each image, (n, latent)."""
         found = []
-        for rows in np.split(np.arange(len(images)), range(BATCH, len(images), BATCH)):
+        for rows in np.split(np.arange(len(images)), range(_BATCH, len(images), _BATCH)):
             pixels = self.format.normalise(images.read(rows).to(self.device))
             found.append(self.model.encode(pixels)[0].float().cpu())
             progress(len(rows))
@@ -177,7 +177,7 @@ class Space:
     @torch.inference_mode()
     def paint(self, z: Tensor) -> Tensor:
         """Return the bytes (n, c, h, w) of the images of vectors."""
-        parts = [self.model.decode(some.to(self.device)).float() for some in z.split(BATCH)]
+        parts = [self.model.decode(some.to(self.device)).float() for some in z.split(_BATCH)]
         return torch.cat([self.format.restore(part).cpu() for part in parts])
 
 
@@ -231,7 +231,7 @@ def measure(
 
     before = seen(torch.zeros_like(direction.vector))
     length = direction.vector.norm()
-    drawn = torch.randn(RANDOM, len(direction.vector), generator=generator)
+    drawn = torch.randn(_RANDOM, len(direction.vector), generator=generator)
     randoms = [seen(length * F.normalize(row, dim=0)) for row in drawn]
     after = seen(direction.vector)
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from regard.insight.dictionary import Dictionary, DictionarySettings, Stream
 
 BATCHES = 24  # that examples are looked for in
-AROUND = 24  # tokens shown before and after the strongest
-STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of the strongest activation
-STEERED = 6  # features, since each is as many answers as there are strengths
-LETTERS = 80  # tokens of an answer that is written
-MOST_SIDE = 96  # pixels that a small image is enlarged to
-MOST_FRAMES = 160  # of a spectrogram
+_AROUND = 24  # tokens shown before and after the strongest
+_STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of the strongest activation
+_STEERED = 6  # features, since each is as many answers as there are strengths
+_LETTERS = 80  # tokens of an answer that is written
+_MOST_SIDE = 96  # pixels that a small image is enlarged to
+_MOST_FRAMES = 160  # of a spectrogram
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
 
 def text_example(tokens: list[str], strength: Tensor, peak: int) -> dict[str, Any]:
     """Return tokens around the strongest, with their strengths as shares of it."""
-    first, last = max(0, peak - AROUND), min(len(tokens), peak + AROUND + 1)
+    first, last = max(0, peak - _AROUND), min(len(tokens), peak + _AROUND + 1)
     shares = strength[first:last] / strength[peak].clamp(min=1e-8)
     words = [text(token)["text"] for token in tokens[first:last]]
     values = [round(float(share), 3) for share in shares.clamp(0, 1)]
@@ -110,7 +110,7 @@ def text_example(tokens: list[str], strength: Tensor, peak: int) -> dict[str, An
 
 def image_example(image: np.ndarray, strength: np.ndarray) -> np.ndarray:
     """Return an image (h, w, 3), enlarged, with a red veil where a feature (gh, gw) is strong."""
-    times = max(1, MOST_SIDE // max(image.shape[:2]))
+    times = max(1, _MOST_SIDE // max(image.shape[:2]))
     large = image.repeat(times, 0).repeat(times, 1).astype(np.float64)
     share = strength / max(float(strength.max()), 1e-8)
     rows = (np.arange(large.shape[0]) * share.shape[0] // large.shape[0])[:, None]
@@ -144,8 +144,8 @@ def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict
     sound = getattr(batch, "sound", None)
     if isinstance(sound, Tensor) and x.dim() == 3:
         frames, length = round(inside * sound.shape[1] / x.shape[1]), int(batch.lengths[row])
-        first = max(0, min(frames - MOST_FRAMES // 2, length - MOST_FRAMES))
-        shown = sound[row, first : min(length, first + MOST_FRAMES)].T.flip(0)
+        first = max(0, min(frames - _MOST_FRAMES // 2, length - _MOST_FRAMES))
+        shown = sound[row, first : min(length, first + _MOST_FRAMES)].T.flip(0)
         grey = (shown - shown.min()) / (shown.max() - shown.min()).clamp(min=1e-8)
         pixels = (255 * grey).round().byte().unsqueeze(2).expand(-1, -1, 3).numpy()
         moments = (np.arange(first, first + pixels.shape[1]) * x.shape[1]) // sound.shape[1]
@@ -164,12 +164,12 @@ def answers_of(
     from regard.insight.dictionary import steer
 
     told: list[str] = []
-    short = {"max_length": LETTERS} if stream.task.streams else {}
-    for strength in STRENGTHS:
+    short = {"max_length": _LETTERS} if stream.task.streams else {}
+    for strength in _STRENGTHS:
         torch.manual_seed(0)
         with steer(stream.task, model, stream.at, feature, strength * top):
             told.append(str(stream.task.run(given, **short)))
-    return {"input": given[:200], "strengths": list(STRENGTHS), "answers": told}
+    return {"input": given[:200], "strengths": list(_STRENGTHS), "answers": told}
 
 
 def write_page(
@@ -200,7 +200,7 @@ def write_page(
             shown = show(stream.task, batch, x, z[..., feature], place)
             if shown is not None:
                 examples[feature].append((rank, shown))
-    steered = set(chosen[:STEERED]) if asked.steer else set()
+    steered = set(chosen[:_STEERED]) if asked.steer else set()
     features = []
     for feature in chosen:
         top, often = float(tops.values[feature, 0]), float(tops.often[feature])

@@ -42,9 +42,9 @@ from regard.training.progress import Progress
 from regard.viewer.notebook import save as save_pictures
 from regard.viewer.picture import Picture, View
 
-LEAST = 0.4  # a head is named after a score that is at least this high
-FEWEST = 20  # queries that a score is a mean over, or it says nothing
-NEAR = 0.1  # of the length: how far from the diagonal an alignment may be
+_LEAST = 0.4  # a head is named after a score that is at least this high
+_FEWEST = 20  # queries that a score is a mean over, or it says nothing
+_NEAR = 0.1  # of the length: how far from the diagonal an alignment may be
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def diagonal(seen: Seen) -> Tally | None:
     if count < 2:
         return None
     away = np.arange(queries)[:, None] / (queries - 1) - np.arange(count) / (count - 1)
-    near = np.abs(away) <= max(NEAR, 1 / (count - 1))
+    near = np.abs(away) <= max(_NEAR, 1 / (count - 1))
     return (seen.weights[:, :, real] * near).sum((1, 2)), queries
 
 
@@ -188,8 +188,8 @@ SCORES: dict[str, Callable[[Seen], Tally | None]] = {
     "sink": sink,
     "alignment": diagonal,
 }
-POSITIONAL = "positional"
-COLUMNS = ("previous", "next", "near", "same", "induction", "sink", POSITIONAL, "alignment")
+_POSITIONAL = "positional"
+COLUMNS = ("previous", "next", "near", "same", "induction", "sink", _POSITIONAL, "alignment")
 
 
 class Variance:
@@ -253,15 +253,15 @@ class Layer:
             else np.full(len(self.sums[name]), np.nan)
             for name in SCORES
         }
-        means[POSITIONAL] = self.variance.explained()
-        heads = range(len(means[POSITIONAL]))
+        means[_POSITIONAL] = self.variance.explained()
+        heads = range(len(means[_POSITIONAL]))
         return [{name: float(means[name][head]) for name in COLUMNS} for head in heads]
 
 
-def name_of(scores: Mapping[str, float], least: float = LEAST) -> str:
+def name_of(scores: Mapping[str, float], least: float = _LEAST) -> str:
     """Name a head after its highest score, positional only if no other will do; "" if none."""
     high = {name: value for name, value in scores.items() if value >= least}
-    special = {name: value for name, value in high.items() if name != POSITIONAL}
+    special = {name: value for name, value in high.items() if name != _POSITIONAL}
     return max(special or high, key=lambda name: high[name]) if high else ""
 
 
@@ -315,8 +315,8 @@ class Heads(Named):
             shown = "  ".join(f"{'-' if math.isnan(v) else f'{v:.2f}':>10}" for v in values)
             lines.append(f"{head.layer:{wide}}  {head.head:>4}  {shown}  {head.name}".rstrip())
         lines.append(
-            f"over {self.examples} examples; a name is the highest score from {LEAST} on, and a "
-            f"score of fewer than {FEWEST} queries is -"
+            f"over {self.examples} examples; a name is the highest score from {_LEAST} on, and a "
+            f"score of fewer than {_FEWEST} queries is -"
         )
         more = [] if self.alignments is None else ["", str(self.alignments)]
         return "\n".join([*lines, *more, *([f"wrote {self.out}"] if self.out else [])])
@@ -373,7 +373,7 @@ def _measure(task: Runner[Any], seen: Iterable[Picture], count: int = 0, *, quie
     heads = [
         Head(layer, number, name_of(scores), scores)
         for layer, tally in layers.items()
-        for number, scores in enumerate(tally.scores(FEWEST))
+        for number, scores in enumerate(tally.scores(_FEWEST))
     ]
     return Heads(task.path, examples, heads, first)
 

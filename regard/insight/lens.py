@@ -21,7 +21,7 @@ from regard.tasks.runner import Runner
 from regard.viewer.picture import Picture, Table
 from regard.viewer.text import candidate_steps
 
-MAX_CLASSES = 50_000_000  # log-probabilities of all layers and steps, eight bytes each
+_MAX_CLASSES = 50_000_000  # log-probabilities of all layers and steps, eight bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
     model = task.model
     names, vectors = residual_stream(model, question)
     size = len(names) * question.numbers
-    if size > MAX_CLASSES:
+    if size > _MAX_CLASSES:
         raise UsageError(
             f"lens=true of {len(names)} layers and {len(question.places)} places is too large; "
             "look at a shorter text"

@@ -18,15 +18,15 @@ from regard.viewer.movie import movie_page
 from regard.viewer.notebook import Look
 from regard.viewer.picture import Picture, choose_views
 
-KINDS = ("cause", "lens", "patch")
+_KINDS = ("cause", "lens", "patch")
 
 
 def asks(settings: Mapping[str, Any]) -> bool:
     """Tell whether settings of look ask for more than attention."""
-    return any(str(settings.get(kind, "none")).lower() not in OFF for kind in KINDS)
+    return any(str(settings.get(kind, "none")).lower() not in _OFF for kind in _KINDS)
 
 
-OFF = ("none", "false", "no", "0")
+_OFF = ("none", "false", "no", "0")
 
 
 def look_into(
@@ -36,7 +36,7 @@ def look_into(
     if "cause" in settings:
         settings = {**settings, "cause": str(settings["cause"]).lower()}  # True is "true"
     asked = task.look_settings(settings)
-    kinds = [kind for kind in KINDS if str(getattr(asked, kind)).lower() not in OFF]
+    kinds = [kind for kind in _KINDS if str(getattr(asked, kind)).lower() not in _OFF]
     if len(kinds) > 1:
         raise UsageError(f"{' and '.join(f'{kind}=' for kind in kinds)} are shown one at a time")
     pictures: list[Picture] = []

@@ -16,9 +16,9 @@ from regard.viewer.drawing import Drawing, Plot, draw_plots
 from regard.viewer.fonts import cut
 from regard.viewer.plot import DOT, label_points, set_ticks
 
-MOST_TEXTS, MOST_TOKENS, MOST_WORDS = 8, 512, 80
-MOST_CURVES = 8  # words of a single text that are compared with the one asked for
-LETTERS = " .,;:!?\"'()«»“”"  # that are no part of a word
+_MOST_TEXTS, _MOST_TOKENS, _MOST_WORDS = 8, 512, 80
+_MOST_CURVES = 8  # words of a single text that are compared with the one asked for
+_LETTERS = " .,;:!?\"'()«»“”"  # that are no part of a word
 
 
 class Read(NamedTuple):
@@ -42,7 +42,7 @@ def read_words(task: Any, text: str) -> Read:
     ids = tokenizer.encode(text)
     before, _ = tokenizer.around("encoder")
     framed = tokenizer.frame(ids)
-    limit = min(MOST_TOKENS, getattr(model.config, "max_length", MOST_TOKENS))
+    limit = min(_MOST_TOKENS, getattr(model.config, "max_length", _MOST_TOKENS))
     if len(framed) > limit:
         raise UsageError(f"a text of {len(framed)} tokens; word= takes at most {limit}")
     words, word_of = words_of_pieces(tokenizer.pieces(ids))
@@ -62,8 +62,8 @@ def read_words(task: Any, text: str) -> Read:
 
 def place_of(word: str, read: Read) -> int:
     """Return where a word stands in a text, the first time, or refuse it."""
-    plain = [one.strip(LETTERS).lower() for one in read.words]
-    wanted = word.strip(LETTERS).lower()
+    plain = [one.strip(_LETTERS).lower() for one in read.words]
+    wanted = word.strip(_LETTERS).lower()
     if wanted not in plain:
         raise UsageError(
             f"word={word}: not in '{cut(read.text, 30)}', which has {', '.join(plain[:20])}."
@@ -89,11 +89,11 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
 
     In a single text it is compared with the other words of that text.
     """
-    if not 1 <= len(texts) <= MOST_TEXTS or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"word={word} reads texts; give 1 to {MOST_TEXTS} of them that hold it")
+    if not 1 <= len(texts) <= _MOST_TEXTS or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"word={word} reads texts; give 1 to {_MOST_TEXTS} of them that hold it")
     reads = [read_words(task, text) for text in texts]
-    if sum(len(read.words) for read in reads) > MOST_WORDS:
-        raise UsageError(f"word= draws at most {MOST_WORDS} words; give shorter texts")
+    if sum(len(read.words) for read in reads) > _MOST_WORDS:
+        raise UsageError(f"word= draws at most {_MOST_WORDS} words; give shorter texts")
     places = [place_of(word, read) for read in reads]
     depth = len(reads[0].layers)
     names = ["embedding", *(f"layer {n}" for n in range(1, depth))]
@@ -166,7 +166,7 @@ def others_in(read: Read, place: int, names: Sequence[str]) -> dict[str, dict[st
     order = [n for n in table[:, -1].argsort(descending=True).tolist() if n != place]
     again = {one for one in read.words if read.words.count(one) > 1}
     found = {}
-    for n in sorted(order[:MOST_CURVES]):
+    for n in sorted(order[:_MOST_CURVES]):
         one = read.words[n]
         label = f"{read.words[place]} and {one}" + (f" (word {n + 1})" if one in again else "")
         found[label] = dict(zip(names, table[n].tolist(), strict=True))
@@ -176,7 +176,7 @@ def others_in(read: Read, place: int, names: Sequence[str]) -> dict[str, dict[st
 def mean_cosine(reads: Sequence[Read], layer: int) -> float:
     """Return the mean cosine of the vectors of different words, at a layer."""
     vectors = F.normalize(torch.cat([read.layers[layer] for read in reads]), dim=-1)
-    words = [one.strip(LETTERS).lower() for read in reads for one in read.words]
+    words = [one.strip(_LETTERS).lower() for read in reads for one in read.words]
     differ = torch.from_numpy(np.array([[a != b for b in words] for a in words]))
     if not differ.any():
         return 1.0

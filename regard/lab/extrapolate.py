@@ -18,7 +18,7 @@ from regard.models.protocols import TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.text.language_modelling import next_token_loss, read_training_texts
 
-BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
+_BATCH_TOKENS = 4096  # a bias for each pair of tokens takes memory
 
 
 def loss_by_length(folder: Path, settings: Any, times: Sequence[int]) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def window_loss(
     device = next(model.parameters()).device
     quarter = max(1, length // 4)
     total = last = 0.0
-    rows = max(1, BATCH_TOKENS // length)
+    rows = max(1, _BATCH_TOKENS // length)
     for at in range(0, len(starts), rows):
         taken = ids[starts[at : at + rows, None] + np.arange(length + 1)].astype(np.int64)
         tokens = torch.from_numpy(taken).to(device)

@@ -18,8 +18,8 @@ from regard.training.run_folder import exit_code
 # keys that change the training data
 DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
 
-DERIVED = {"perplexity", "bits_per_byte"}  # from the loss, so a plot of it is enough
-MAX_PANELS = 3
+_DERIVED = {"perplexity", "bits_per_byte"}  # from the loss, so a plot of it is enough
+_MAX_PANELS = 3
 
 
 class Variant(NamedTuple):
@@ -302,7 +302,7 @@ class Compared(Named):
             parts += [self.length_note(), "", markdown(self.length_table()), ""]
         write_atomically(out / "table.md", "\n".join(parts))
         labels = [variant.label for variant in self.variants]
-        shown = [n for n in self.names if n == self.main or n not in DERIVED][:MAX_PANELS]
+        shown = [n for n in self.names if n == self.main or n not in _DERIVED][:_MAX_PANELS]
         panels = {name: [self.score(v, name) for v in self.variants] for name in shown}
         draw_scores(out / "plot.png", title, labels, panels)
         if (trends := draw_trends(self, title)) is not None:

@@ -32,11 +32,11 @@ from regard.training.run_folder import locked
 # from given settings to the task, all settings, and the name of the recipe
 Plan = Callable[[dict[str, Any]], tuple[str, dict[str, Any], str | None]]
 
-LIST_KEYS = {"columns", "lora_on"}  # values have commas, beside those typed as lists
-PATH_KEYS = {"data", "valid", "test", "init"}  # a file's name may have commas
-TEST_LENGTHS = (1, 2, 4, 8)  # in training lengths
-MAX_RUNS = 10_000
-SPEED_BATCH = 64  # examples
+_LIST_KEYS = {"columns", "lora_on"}  # values have commas, beside those typed as lists
+_PATH_KEYS = {"data", "valid", "test", "init"}  # a file's name may have commas
+_TEST_LENGTHS = (1, 2, 4, 8)  # in training lengths
+_MAX_RUNS = 10_000
+_SPEED_BATCH = 64  # examples
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CompareSettings:
 
 def varied_values(key: str, value: Any, lists: Collection[str]) -> list[Any]:
     """Return the values that a key is varied over."""
-    whole = key in lists or (key in PATH_KEYS and isinstance(value, str) and os.path.exists(value))
+    whole = key in lists or (key in _PATH_KEYS and isinstance(value, str) and os.path.exists(value))
     if not whole and isinstance(value, str) and "," in value:
         value = [part.strip() for part in value.split(",")]
     if whole or not isinstance(value, list | tuple):
@@ -87,7 +87,7 @@ def list_keys(task: str) -> set[str]:
     kind, keys = task_class(task).Train, task_class(task).short
     typed = {row.key for row in describe(kind) if ",..." in row.type}
     short = {key for key, long in keys.items() if long in typed}
-    return LIST_KEYS | typed | short
+    return _LIST_KEYS | typed | short
 
 
 def long_keys(values: Mapping[str, Any], short: Mapping[str, str | tuple[str, ...]]) -> set[str]:
@@ -189,10 +189,10 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
 def reading_speed(folder: Path) -> float:
     """Return how many examples a second the model of a folder reads at best, in batches."""
     model, config = load_folder(folder)
-    made = Reading(config["family"], model.config, SPEED_BATCH, {})()
+    made = Reading(config["family"], model.config, _SPEED_BATCH, {})()
     inputs = [torch.zeros_like(x, device="cpu") for x in made]
     with fast(model, frozen=True):
-        return SPEED_BATCH / least(lambda: model(*inputs), 1.0)
+        return _SPEED_BATCH / least(lambda: model(*inputs), 1.0)
 
 
 def train_in_process(
@@ -246,8 +246,8 @@ def compare(
     rest = {key: varied_values(key, v, lists) for key, v in given.items() if key not in own}
     varied = {key: some for key, some in rest.items() if len(some) > 1 and key != "seed"}
     fixed = {key: some[0] for key, some in rest.items() if key not in varied and key != "seed"}
-    if math.prod(map(len, varied.values())) * settings.seeds > MAX_RUNS:
-        raise UsageError(f"over {MAX_RUNS:,} runs; vary fewer keys, or take fewer seeds")
+    if math.prod(map(len, varied.values())) * settings.seeds > _MAX_RUNS:
+        raise UsageError(f"over {_MAX_RUNS:,} runs; vary fewer keys, or take fewer seeds")
     variants = grid(name, varied)
     base = plan({**fixed, **variants[0].values})[1].get("seed", 1)
     seeds = seeds_of(settings, rest.get("seed", [base]), own)
@@ -285,7 +285,7 @@ def make_job(
     check_settings(settings)
     check_run(folder, settings, long_keys(values, kind.short))
     if compare.speed:
-        Reading(variant.name, settings.model, SPEED_BATCH, {})  # refuses what it cannot make
+        Reading(variant.name, settings.model, _SPEED_BATCH, {})  # refuses what it cannot make
     goes_on = task == "language" and settings.objective == "causal"
     return {
         "name": variant.name,
@@ -295,7 +295,7 @@ def make_job(
         "task": task,
         "values": values,
         "recipe": recipe,
-        "lengths": list(compare.lengths or TEST_LENGTHS) if goes_on else None,
+        "lengths": list(compare.lengths or _TEST_LENGTHS) if goes_on else None,
         "speed": compare.speed,
     }
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.attention.multihead import is_linear
 from regard.errors import UsageError
 
-CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @lru_cache(maxsize=64)
@@ -82,7 +82,7 @@ class Chunks(nn.Module):
         self.partial, self.complete = partial, self._fill if partial else nn.Identity()
         self.project = nn.Linear(channels * math.prod(self.chunk), width, bias=bias)
         overlap = self.stride != self.chunk or any(self.padding)
-        known = overlap and self.axes in CONVOLUTIONS
+        known = overlap and self.axes in _CONVOLUTIONS
         self.embed = self._convolution if known else self._product
         self.flatten = nn.Flatten(1, self.axes) if flatten else nn.Identity()
 
@@ -160,5 +160,5 @@ class Chunks(nn.Module):
         if not is_linear(self.project):
             return self._product(x)
         weight = self.project.weight.unflatten(1, (self.channels, *self.chunk))
-        convolve = CONVOLUTIONS[self.axes]
+        convolve = _CONVOLUTIONS[self.axes]
         return convolve(x, weight, self.project.bias, self.stride, self.padding).movedim(1, -1)

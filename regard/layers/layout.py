@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-LEADING_TOKENS = ("class", "teacher")  # the names of the tokens before a grid
+_LEADING_TOKENS = ("class", "teacher")  # the names of the tokens before a grid
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def token_grid(
     grid: tuple[int, int], stride: float, size: tuple[int, int], tokens: int = 0
 ) -> TokenGrid:
     """Return a grid of cells of `stride` pixels over an image of (height, width)."""
-    return TokenGrid(LEADING_TOKENS[:tokens], *grid, stride / size[0], stride / size[1])
+    return TokenGrid(_LEADING_TOKENS[:tokens], *grid, stride / size[0], stride / size[1])
 
 
 def time_grid(columns: int, stride: int, frames: int) -> TokenGrid:

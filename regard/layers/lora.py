@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from regard.errors import UsageError, nearest
 
-INSIDE = ".parametrizations.weight."  # where torch keeps what a weight is made of
+_INSIDE = ".parametrizations.weight."  # where torch keeps what a weight is made of
 
 
 class LowRank(nn.Module):
@@ -94,11 +94,11 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     """Return the weights of a model, by their names in it, as those of one without additions."""
     plain: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        place, inside, part = name.partition(INSIDE)
+        place, inside, part = name.partition(_INSIDE)
         if not inside:
             plain[name] = tensor
         elif part == "original":
-            first = f"{place}{INSIDE}0"
+            first = f"{place}{_INSIDE}0"
             low = model.get_submodule(first)
             assert isinstance(low, LowRank)
             up, down = weights[f"{first}.up"], weights[f"{first}.down"]

@@ -13,7 +13,7 @@ from regard.errors import UsageError
 Size = TypeVar("Size", int, Tensor)
 
 # frames of the spectrogram for one frame of output -> the strides of the convolutions over time
-STRIDES: dict[int, tuple[int, ...]] = {2: (2, 1), 4: (2, 2)}
+_STRIDES: dict[int, tuple[int, ...]] = {2: (2, 1), 4: (2, 2)}
 
 
 def zero_padding(x: Tensor, mask: Padding | None) -> Tensor:
@@ -41,12 +41,12 @@ class Subsampling(nn.Module):
 
     def __init__(self, mels: int, channels: int, width: int, factor: int):
         super().__init__()
-        if factor not in STRIDES:
+        if factor not in _STRIDES:
             raise UsageError(
-                f"subsampling={factor}; expected {' or '.join(map(str, STRIDES))} frames of the "
+                f"subsampling={factor}; expected {' or '.join(map(str, _STRIDES))} frames of the "
                 "spectrogram for each frame of output"
             )
-        self.strides = STRIDES[factor]
+        self.strides = _STRIDES[factor]
         sizes = [1, *[channels] * len(self.strides)]
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, (stride, 2), padding=1)

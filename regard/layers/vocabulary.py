@@ -17,7 +17,7 @@ from regard.native.torch_private import traced
 LARGE_VOCABULARY = 2**22
 FEWEST, ROWS = 9, 16
 # Of so many rows our own product is faster, where weights are laid by columns.
-MOST_ROWS = 32
+_MOST_ROWS = 32
 # No more weights than this are held a second time.
 MOST_COPIED_BYTES = 2**30
 # A layout costs about as much as it saves in so many steps.
@@ -32,7 +32,7 @@ class VocabularyLinear(nn.Linear):
     def step_logits(self, x: Tensor) -> Tensor:
         """Return the logits of a decoding step, many of which read the same weights."""
         rows = x.numel() // max(1, x.shape[-1])
-        if rows <= MOST_ROWS and (logits := self._by_columns(x, rows)) is not None:
+        if rows <= _MOST_ROWS and (logits := self._by_columns(x, rows)) is not None:
             return logits
         laid_out = self._lay_out(x) if FEWEST <= rows <= ROWS else None
         if laid_out is None:

@@ -122,7 +122,7 @@ def _keep(window: int, shift: int, height: int, width: int) -> tuple[int, int]:
 
 
 # name -> what becomes of a window and its shift on a grid
-WINDOW_FITS: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
+_WINDOW_FITS: dict[str, Callable[[int, int, int, int], tuple[int, int]]] = {
     "shrink": _shrink,
     "keep": _keep,
 }
@@ -141,7 +141,7 @@ class WindowAttention(nn.Module):
             raise UsageError(f"shift={shift} is not within a window={window}; choose less")
         self.inside = attention
         self.window, self.shift = window, shift
-        self.fit = partial(lookup("fit", fit, WINDOW_FITS), window, shift)
+        self.fit = partial(lookup("fit", fit, _WINDOW_FITS), window, shift)
 
     def place(self, height: int, width: int) -> Int[Tensor, "windows tokens"]:
         """Place on the grid, row by row, of each token of a window; -1 is padding."""

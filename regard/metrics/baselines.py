@@ -20,12 +20,12 @@ from regard.metrics.labels import count, macro_f1, one_hot, percent
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
 FREQUENCIES = "the frequencies of tokens"
-MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
-MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
-MAX_BASELINE_WORDS = 400  # of a text
-MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
-MAX_BYTES = 2**24  # of a file
-BASELINE_SIDE = 16  # pixels that images are downsampled to
+_MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
+_MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
+_MAX_BASELINE_WORDS = 400  # of a text
+_MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
+_MAX_BYTES = 2**24  # of a file
+_BASELINE_SIDE = 16  # pixels that images are downsampled to
 
 Arrays = dict[str, np.ndarray]
 
@@ -49,7 +49,7 @@ def _hash(words: Iterable[str]) -> np.ndarray:
 
 def _ngrams(text: str, bigrams: bool = True) -> np.ndarray:
     """Return the hashes of the distinct unigrams and bigrams of a text."""
-    words = [word.lower() for word in split_words(text)[:MAX_BASELINE_WORDS]]
+    words = [word.lower() for word in split_words(text)[:_MAX_BASELINE_WORDS]]
     pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)] if bigrams else []
     return np.unique(_hash([*words, *pairs]))
 
@@ -66,7 +66,7 @@ def _count(
     owner = np.repeat(numbers, [len(row) for row in rows])
     keys, place = np.unique(np.concatenate([*rows, np.zeros(0, np.int64)]), return_inverse=True)
     total = np.bincount(place, minlength=len(keys))
-    most = max(1, MAX_BASELINE_TABLE // labels)
+    most = max(1, _MAX_BASELINE_TABLE // labels)
     kept = np.sort(np.argsort(-total, kind="stable")[:most])
     new = np.full(len(keys), -1)
     new[kept] = np.arange(len(kept))
@@ -159,7 +159,7 @@ def _fit_tags(words: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
         frequency[word] += n
     once = (best[word] for word, n in frequency.items() if n == 1)
     rare = Counter(once) or Counter(numbers.tolist())
-    kept = sorted(word for word, _ in frequency.most_common(MAX_BASELINE_TABLE))
+    kept = sorted(word for word, _ in frequency.most_common(_MAX_BASELINE_TABLE))
     keys = np.array(kept, dtype=np.int64)
     tags = np.array([best[word] for word in keys.tolist()], dtype=np.int64)
     return {"keys": keys, "tags": tags, "else": np.array([rare.most_common(1)[0][0]])}
@@ -172,7 +172,7 @@ def _predict_tags(words: Sequence[str], tables: Arrays, labels: int) -> np.ndarr
     return np.where(keys[place] == hashes, tables["tags"][place], tables["else"])
 
 
-def downsample(images: np.ndarray, side: int = BASELINE_SIDE) -> np.ndarray:
+def downsample(images: np.ndarray, side: int = _BASELINE_SIDE) -> np.ndarray:
     """Return images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
     n, c, h, w = images.shape
     rows, columns = (np.arange(min(side, n)) * n // min(side, n) for n in (h, w))
@@ -184,9 +184,9 @@ def downsample(images: np.ndarray, side: int = BASELINE_SIDE) -> np.ndarray:
 
 def block_means(values: np.ndarray) -> np.ndarray:
     """Return a series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
-    ends = np.arange(BASELINE_SIDE + 1) * len(values) // BASELINE_SIDE
+    ends = np.arange(_BASELINE_SIDE + 1) * len(values) // _BASELINE_SIDE
     parts = [values[a : max(b, a + 1)].mean(0) for a, b in zip(ends, ends[1:], strict=False)]
-    return np.concatenate(parts)[: MAX_BASELINE_TABLE // 1000]
+    return np.concatenate(parts)[: _MAX_BASELINE_TABLE // 1000]
 
 
 def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
@@ -224,8 +224,8 @@ def _valid_means(tables: Arrays, labels: int) -> bool:
 
 def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
     """Cross-entropy of tokens by their smoothed frequencies in a training text, in nats."""
-    counts = np.bincount(train[:MAX_COUNTED_TOKENS], minlength=int(test.max(initial=0)) + 1) + 1.0
-    return float(-np.log(counts / counts.sum())[test[:MAX_COUNTED_TOKENS]].mean())
+    counts = np.bincount(train[:_MAX_COUNTED_TOKENS], minlength=int(test.max(initial=0)) + 1) + 1.0
+    return float(-np.log(counts / counts.sum())[test[:_MAX_COUNTED_TOKENS]].mean())
 
 
 # name, which is printed -> classifier
@@ -264,12 +264,12 @@ class Baselines:
     @classmethod
     def fit(cls, kind: str, inputs: Any, targets: np.ndarray) -> "Baselines":
         """Fit to inputs and target labels (n, labels), any number of them a row."""
-        some = np.unique(np.linspace(0, len(targets) - 1, MAX_FITTED_ROWS).astype(np.int64))
+        some = np.unique(np.linspace(0, len(targets) - 1, _MAX_FITTED_ROWS).astype(np.int64))
         rows, counts = np.unique(targets[some], axis=0, return_counts=True)
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
         kind = kind if single else BASELINES[kind].multilabel
-        if not kind or labels > MAX_BASELINE_TABLE // 1000:
+        if not kind or labels > _MAX_BASELINE_TABLE // 1000:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]
@@ -302,8 +302,8 @@ class Baselines:
         path = folder / BASELINE_FILE
         if not path.is_file():
             return None
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_BYTES:,} bytes; remove it")
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path}: larger than {_MAX_BYTES:,} bytes; remove it")
         verify(folder, BASELINE_FILE)
         try:
             with safe_open(path, "numpy") as file:

@@ -10,12 +10,12 @@ from regard.errors import UsageError, lookup
 from regard.metrics.score import Comparison, Score
 
 # languages written without spaces between words -> sacreBLEU's tokenizer
-TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
+_TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
 
 
 def tokenise_for(language: str | None) -> str:
     """Return sacreBLEU's tokenisation for a language."""
-    return TOKENISE.get((language or "").split("-")[0].split("_")[0].lower(), "13a")
+    return _TOKENISE.get((language or "").split("-")[0].split("_")[0].lower(), "13a")
 
 
 def bleu_metric(

@@ -14,22 +14,22 @@ from regard.metrics.bleu import bleu_metric, compare_bleu
 from regard.metrics.score import Comparison, Score, compare_means
 from regard.metrics.text import words
 
-MAX_ORDER = 4  # of n-grams
-SIGMA = 6.0  # of the length penalty, in words
-CIDER = f"n:{MAX_ORDER}|sigma:{SIGMA:g}|case:lc|tok:letters and digits|idf:these references"
+_MAX_ORDER = 4  # of n-grams
+_SIGMA = 6.0  # of the length penalty, in words
+_CIDER = f"n:{_MAX_ORDER}|sigma:{_SIGMA:g}|case:lc|tok:letters and digits|idf:these references"
 
 Ngram = tuple[str, ...]
 
 
 def ngrams(text: Sequence[str]) -> Counter[Ngram]:
     """Count all n-grams of 1 to 4 words."""
-    orders = range(1, MAX_ORDER + 1)
+    orders = range(1, _MAX_ORDER + 1)
     return Counter(tuple(text[i : i + n]) for n in orders for i in range(len(text) - n + 1))
 
 
 def tf_idf(counts: Counter[Ngram], idf: dict[Ngram, float], max_idf: float) -> list[dict]:
     """Return the TF-IDF vector of n-grams for each n."""
-    vectors: list[dict[Ngram, float]] = [{} for _ in range(MAX_ORDER)]
+    vectors: list[dict[Ngram, float]] = [{} for _ in range(_MAX_ORDER)]
     for gram, count in counts.items():
         vectors[len(gram) - 1][gram] = count * idf.get(gram, max_idf)
     return vectors
@@ -67,8 +67,8 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.nda
         ours, total = tf_idf(ngrams(text), idf, max_idf), 0.0
         for reference, count in zip(several, several_counts, strict=True):
             theirs = tf_idf(count, idf, max_idf)
-            penalty = math.exp(-((len(text) - len(reference)) ** 2) / (2 * SIGMA**2))
-            total += penalty * sum(map(clipped_cosine, ours, theirs)) / MAX_ORDER
+            penalty = math.exp(-((len(text) - len(reference)) ** 2) / (2 * _SIGMA**2))
+            total += penalty * sum(map(clipped_cosine, ours, theirs)) / _MAX_ORDER
         scores.append(100 * 10 * total / len(several))
     return np.array(scores)
 
@@ -98,7 +98,7 @@ def caption_scores(
         )
         for name, metric in metrics.items()
     ]
-    signature = f"nrefs:{len(references)}|{CIDER}"
+    signature = f"nrefs:{len(references)}|{_CIDER}"
     return [*scores, Score("CIDEr-D", float(cider(outputs, captions).mean()), signature)]
 
 
@@ -114,5 +114,5 @@ def compare_captions(
     rows = compare_bleu(ours, theirs, references, "en", samples=settings.samples, **options)
     rows = [replace(one, name="BLEU-4") if one.name == "BLEU" else one for one in rows]
     mine, other = ({"CIDEr-D": cider(outputs, captions)} for outputs in (ours, theirs))
-    more = f"nrefs:{len(references)}|{CIDER}"
+    more = f"nrefs:{len(references)}|{_CIDER}"
     return rows + compare_means(mine, other, settings.samples, more, "images")

@@ -17,8 +17,8 @@ from regard.metrics.lengths import Lengths
 from regard.metrics.results import Scored, key_of
 from regard.metrics.score import Comparison, Score
 
-MOST_PRINTED = 20  # labels of a confusion matrix that is printed whole
-MOST_SHOWN = 100  # characters of a text that is shown
+_MOST_PRINTED = 20  # labels of a confusion matrix that is printed whole
+_MOST_SHOWN = 100  # characters of a text that is shown
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "wer", "cer")
 WARNING = "warning: no better than a baseline: "
 
@@ -96,7 +96,7 @@ class Misprediction:
     probability: float
 
     def __str__(self) -> str:
-        text = self.text if len(self.text) <= MOST_SHOWN else self.text[: MOST_SHOWN - 1] + "…"
+        text = self.text if len(self.text) <= _MOST_SHOWN else self.text[: _MOST_SHOWN - 1] + "…"
         return f"  {self.answer} ({self.probability:.2f}), but {self.right}: {text}  {self.where}"
 
 
@@ -158,7 +158,7 @@ class LabelEvaluation(Evaluation):
         return "\n".join(lines)
 
     def _confusion(self, table: list[list[int]]) -> str:
-        if len(self.labels) > MOST_PRINTED:
+        if len(self.labels) > _MOST_PRINTED:
             pairs = [
                 (number, self.labels[i], self.labels[j])
                 for i, row in enumerate(table)

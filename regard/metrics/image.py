@@ -10,7 +10,7 @@ from regard.errors import UsageError
 from regard.filters.gaussian import gaussian
 from regard.filters.pixels import planes
 
-SIGMA, SIDE = 1.5, 11  # of the Gaussian window of SSIM, in pixels
+_SIGMA, _SIDE = 1.5, 11  # of the Gaussian window of SSIM, in pixels
 
 
 def psnr(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> float:
@@ -29,7 +29,7 @@ def ssim(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> 
     x, y = planes(image).double(), planes(clean).double()
 
     def mean(x: Tensor) -> Tensor:
-        return gaussian(x, sigma=SIGMA, window=SIDE, border="mirror")
+        return gaussian(x, sigma=_SIGMA, window=_SIDE, border="mirror")
 
     mean_x, mean_y = mean(x), mean(y)
     var_x, var_y = mean(x * x) - mean_x**2, mean(y * y) - mean_y**2
@@ -38,7 +38,7 @@ def ssim(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> 
     similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     similarity = similarity / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
     for dim in (-2, -1):
-        edge = SIDE // 2 if similarity.shape[dim] >= SIDE else 0
+        edge = _SIDE // 2 if similarity.shape[dim] >= _SIDE else 0
         similarity = similarity.narrow(dim, edge, similarity.shape[dim] - 2 * edge)
     return float(similarity.mean())
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from regard.errors import UsageError
 
-SURE = 0.95
-NORMAL = 1.959963984540054  # 95% of a normal law lie within so many standard deviations
+_SURE = 0.95
+_NORMAL = 1.959963984540054  # 95% of a normal law lie within so many standard deviations
 
 
 def within(t: float, freedom: int) -> float:
@@ -27,7 +27,7 @@ def within(t: float, freedom: int) -> float:
 
 
 @cache
-def critical(freedom: int, sure: float = SURE) -> float:
+def critical(freedom: int, sure: float = _SURE) -> float:
     """Return the critical value of Student's t, two-sided."""
     low, high = 0.0, 1.0
     while within(high, freedom) < sure:
@@ -47,7 +47,7 @@ class Interval:
     values: tuple[float, ...]
 
 
-def interval(values: Sequence[float], sure: float = SURE) -> Interval:
+def interval(values: Sequence[float], sure: float = _SURE) -> Interval:
     """Return the mean of numbers with its confidence interval by Student's t."""
     count = len(values)
     mean = math.fsum(values) / count
@@ -81,7 +81,7 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
     """Return the 95% confidence interval of a proportion, in percent (Wilson 1927)."""
     if not total:
         raise UsageError("nothing to score: there are no answers")
-    share, z = hits / total, NORMAL**2 / total
-    half = NORMAL * math.sqrt(share * (1 - share) / total + z / 4 / total)
+    share, z = hits / total, _NORMAL**2 / total
+    half = _NORMAL * math.sqrt(share * (1 - share) / total + z / 4 / total)
     low, high = ((share + z / 2 + sign * half) / (1 + z) for sign in (-1, 1))
     return 100 * max(0.0, low), 100 * min(1.0, high)

@@ -17,16 +17,16 @@ from regard.errors import UsageError
 from regard.metrics.interval import Interval
 from regard.metrics.results import markdown
 
-LENGTH_UNIT = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
+_LENGTH_UNIT = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 LENGTH_BORDERS = (10, 20, 30, 40, 50, 60)
 # of fewer, BLEU is no measure of a group, and a bootstrap no interval
 FEW_SENTENCES = 30
-MAX_DRAWN = 2_000_000  # sentences of all resamples of a group, which bounds their memory
+_MAX_DRAWN = 2_000_000  # sentences of all resamples of a group, which bounds their memory
 
 
 def count_words(text: str) -> int:
     """Count words by spaces, or characters of scripts without spaces."""
-    return sum(1 for _ in LENGTH_UNIT.finditer(text))
+    return sum(1 for _ in _LENGTH_UNIT.finditer(text))
 
 
 def groups(sources: Sequence[str], borders: Sequence[int]) -> dict[str, list[int]]:
@@ -158,7 +158,7 @@ def score_group(
     metric: BLEU, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair], samples: int
 ) -> LengthGroup:
     """Score the outputs of every model for the same pairs."""
-    samples = max(100, min(samples, MAX_DRAWN // len(pairs)))
+    samples = max(100, min(samples, _MAX_DRAWN // len(pairs)))
     references, scores = [[pair.target for pair in pairs]], []
     for some in outputs:
         bleu = metric.corpus_score(list(some), references, n_bootstrap=samples)

@@ -13,11 +13,11 @@ from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.files.hashes import verify
 
-OUTLIER_FILE = "outliers.safetensors"
+_OUTLIER_FILE = "outliers.safetensors"
 NONE = "none of these"
-MAX_MATRIX = 2**22  # in a matrix
+_MAX_MATRIX = 2**22  # in a matrix
 SHRINKAGES = (0.01, 0.1, 0.5)  # towards a sphere, to choose from
-LEAST_DEVIATION = 0.1  # least deviation of a number, by the mean of all
+_LEAST_DEVIATION = 0.1  # least deviation of a number, by the mean of all
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Outliers:
         """Fit means and covariance to vectors and the numbers of their labels, without a bound."""
         x = vectors.astype(np.float64)
         scale = x.std(0)
-        scale = np.maximum(scale, max(LEAST_DEVIATION * scale.mean(), 1e-9))
+        scale = np.maximum(scale, max(_LEAST_DEVIATION * scale.mean(), 1e-9))
         means = np.stack(
             [x[numbers == n].mean(0) if (numbers == n).any() else x.mean(0) for n in range(labels)]
         )
@@ -93,7 +93,7 @@ class Outliers:
 
     def save(self, folder: Path) -> None:
         """Write means and covariance beside a model."""
-        write_atomically(folder / OUTLIER_FILE, save({"means": self.means, "whiten": self.whiten}))
+        write_atomically(folder / _OUTLIER_FILE, save({"means": self.means, "whiten": self.whiten}))
 
     @classmethod
     def load(cls, folder: Path, config: Mapping[str, Any], labels: int) -> "Outliers | None":
@@ -107,11 +107,11 @@ class Outliers:
                 f"{folder / 'config.json'}: 'none' has the threshold {most!r:.40}; expected a "
                 "number above 0, or leave 'none' out"
             )
-        path = folder / OUTLIER_FILE
-        verify(folder, OUTLIER_FILE)
+        path = folder / _OUTLIER_FILE
+        verify(folder, _OUTLIER_FILE)
         try:
             size = path.stat().st_size
-            tables = load(path.read_bytes()) if size <= 8 * MAX_MATRIX else {}
+            tables = load(path.read_bytes()) if size <= 8 * _MAX_MATRIX else {}
         except (SafetensorError, OSError, ValueError) as error:
             raise UsageError(f"{path}: {str(error)[:100]}; copy it again") from None
         means, whiten = (tables.get(name, np.zeros(0)) for name in ("means", "whiten"))

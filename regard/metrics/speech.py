@@ -20,8 +20,8 @@ from regard.metrics.score import (
     percentile_interval,
 )
 
-PUNCTUATION = re.compile(r"[^\w\s']|_")
-STRAY = re.compile(r"(?<!\w)'|'(?!\w)")  # an apostrophe that joins nothing
+_PUNCTUATION = re.compile(r"[^\w\s']|_")
+_STRAY = re.compile(r"(?<!\w)'|'(?!\w)")  # an apostrophe that joins nothing
 
 
 def collapse(text: str) -> str:
@@ -36,8 +36,8 @@ def fold_case(text: str) -> str:
 
 def bare_words(text: str) -> str:
     """Return the words of a text without case and punctuation; apostrophes within words stay."""
-    plain = PUNCTUATION.sub(" ", text.lower().replace("\u2019", "'"))
-    return collapse(STRAY.sub(" ", plain))
+    plain = _PUNCTUATION.sub(" ", text.lower().replace("\u2019", "'"))
+    return collapse(_STRAY.sub(" ", plain))
 
 
 # name -> what is done to references and transcripts before they are compared
@@ -112,7 +112,7 @@ def transcript_errors(
     }
 
 
-ERROR_UNITS = {"WER": "words", "CER": "characters"}
+_ERROR_UNITS = {"WER": "words", "CER": "characters"}
 
 
 def named(normalise: str) -> str:
@@ -130,7 +130,7 @@ def transcript_scores(
     scores = []
     for name, errors in transcript_errors(transcripts, references, normalise).items():
         (drawn,) = bootstrap([errors.rate], len(references), samples)
-        told = errors.signature(ERROR_UNITS[name], percentile_interval(drawn), samples)
+        told = errors.signature(_ERROR_UNITS[name], percentile_interval(drawn), samples)
         scores.append(Score(name, float(errors.rate()), f"{named(normalise)}|{told}"))
     return scores
 

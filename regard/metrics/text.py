@@ -14,17 +14,17 @@ from regard.metrics.bleu import bleu_scores, compare_bleu
 from regard.metrics.score import Comparison, Score, compare_means
 
 # a word is a run of letters and digits; where no spaces part words, each character is one
-ROUGE_WORD = re.compile(
+_ROUGE_WORD = re.compile(
     "[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff]+"
 )
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-MAX_ROUGE_WORDS = 20_000  # of a text that ROUGE-L compares
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MAX_ROUGE_WORDS = 20_000  # of a text that ROUGE-L compares
 
 
 def words(text: str) -> list[str]:
     """Split a text into words without case and punctuation, as ROUGE counts them."""
-    return ROUGE_WORD.findall(text.lower())
+    return _ROUGE_WORD.findall(text.lower())
 
 
 def f1(common: float, ours: int, theirs: int) -> float:
@@ -56,7 +56,7 @@ def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 def rouge(output: str, reference: str) -> dict[str, float]:
     """Return ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
-    ours, theirs = (words(text)[:MAX_ROUGE_WORDS] for text in (output, reference))
+    ours, theirs = (words(text)[:_MAX_ROUGE_WORDS] for text in (output, reference))
     return {
         "ROUGE-1": rouge_n(ours, theirs, 1),
         "ROUGE-2": rouge_n(ours, theirs, 2),
@@ -66,7 +66,7 @@ def rouge(output: str, reference: str) -> dict[str, float]:
 
 def normalise(answer: str) -> str:
     """Normalise an answer as SQuAD does: no case, punctuation, articles or extra space."""
-    return " ".join(ARTICLES.sub(" ", answer.lower().translate(WITHOUT_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def answer(output: str, reference: str) -> dict[str, float]:

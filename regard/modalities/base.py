@@ -33,7 +33,7 @@ Raw = TypeVar("Raw")
 
 MEANT = "nothing, if that is meant"
 LOOKED = 300  # rows of a table by which a task is guessed
-SAMPLE = 128  # files to measure a training with
+_SAMPLE = 128  # files to measure a training with
 
 
 class Found(NamedTuple):
@@ -101,7 +101,7 @@ def made_up_text(batch: int, length: int) -> Tensor:
     return torch.empty(batch, length, dtype=torch.long, device="meta")
 
 
-def spread(count: int, most: int = SAMPLE) -> range:
+def spread(count: int, most: int = _SAMPLE) -> range:
     """Return so many numbers, spread over all."""
     return range(0, count, max(1, count // most))[:most]
 

@@ -39,7 +39,7 @@ from regard.modalities.base import (
 from regard.training.progress import Progress
 
 CAPTION = 16  # tokens of a caption
-SMALL = 8  # pixels of a side that shows hardly anything
+_SMALL = 8  # pixels of a side that shows hardly anything
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Images(Modality[np.ndarray]):
         if not len(files):
             return Survey(None, [], None, [], found, files.bad)
         findings, least = [], min(files.sizes, key=min)
-        if min(least) < SMALL:
+        if min(least) < _SMALL:
             what = f"images of {name} as small as {least[0]} x {least[1]} pixels"
             findings.append(Finding("warning", what, "", "remove what shows nothing", "small"))
         classes = class_counts(files.items) if asked.target == "label" else {}

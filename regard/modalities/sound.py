@@ -43,13 +43,13 @@ from regard.modalities.base import (
 )
 from regard.training.progress import Progress
 
-TRANSCRIPT = 64  # tokens of a transcript
-SILENT = 1e-3  # of full scale: 60 dB below it
+_TRANSCRIPT = 64  # tokens of a transcript
+_SILENT = 1e-3  # of full scale: 60 dB below it
 FULL = 0.999  # of full scale
-CLIPPED = 1e-3  # share of samples at full scale in a sound that is clipped
-SHORT, LONG = 0.1, 30.0  # seconds of a sound that hardly can be meant, and that takes much memory
-SLOW = 0.5  # characters a second, in a sound of which much is not written down
-STRIDE = 4  # spectrogram frames that a frame of the usual encoder stands for
+_CLIPPED = 1e-3  # share of samples at full scale in a sound that is clipped
+SHORT, _LONG = 0.1, 30.0  # seconds of a sound that hardly can be meant, and that takes much memory
+_SLOW = 0.5  # characters a second, in a sound of which much is not written down
+_STRIDE = 4  # spectrogram frames that a frame of the usual encoder stands for
 
 
 @dataclass
@@ -206,7 +206,7 @@ class Sounds(Modality[np.ndarray]):
         if not config.decoder_depth:
             return (sound,)
         lengths = torch.empty(batch, dtype=torch.long, device="meta")
-        return sound, lengths, made_up_text(batch, min(config.max_length, TRANSCRIPT))
+        return sound, lengths, made_up_text(batch, min(config.max_length, _TRANSCRIPT))
 
 
 def with_rate(given: Any) -> Samples | None:
@@ -282,16 +282,16 @@ def _levels(part: Part) -> Iterator[Finding]:
     """Tell of sounds in which nothing is heard, that are cut off at full scale, short or long."""
     measured = part.measured
     silent = "in which nothing is louder than 0.001 of full scale; record them again or remove them"
-    yield from _tell(part, lambda i: measured[i].loudest < SILENT, "warning", "silent", silent)
+    yield from _tell(part, lambda i: measured[i].loudest < _SILENT, "warning", "silent", silent)
     clipped = (
-        f"clipped, over {CLIPPED:.1%} of their samples at full scale; record them again at a lower "
-        "level, or keep them if what is to be heard later is clipped too"
+        f"clipped, over {_CLIPPED:.1%} of their samples at full scale; record them again at a "
+        "lower level, or keep them if what is to be heard later is clipped too"
     )
-    yield from _tell(part, lambda i: measured[i].clipped > CLIPPED, "warning", "clipped", clipped)
+    yield from _tell(part, lambda i: measured[i].clipped > _CLIPPED, "warning", "clipped", clipped)
     short = f"shorter than {SHORT} seconds; remove what nothing can be heard in"
     yield from _tell(part, lambda i: measured[i].seconds < SHORT, "warning", "short", short)
-    long = f"longer than {LONG:.0f} seconds; cut them at pauses, as memory grows with their length"
-    yield from _tell(part, lambda i: measured[i].seconds > LONG, "note", "long", long)
+    long = f"longer than {_LONG:.0f} seconds; cut them at pauses, as memory grows with their length"
+    yield from _tell(part, lambda i: measured[i].seconds > _LONG, "note", "long", long)
     several = f"of several channels; {MEANT}: their mean is taken"
     infos = part.files.infos
     yield from _tell(part, lambda i: infos[i].channels > 1, "note", "channels", several)
@@ -302,11 +302,11 @@ def _texts(part: Part) -> Iterator[Finding]:
     items, measured, format = part.files.items, part.measured, SoundFormat()
 
     def too_long(i: int) -> bool:
-        frames = -(-format.frames(round(measured[i].seconds * format.rate)) // STRIDE)
+        frames = -(-format.frames(round(measured[i].seconds * format.rate)) // _STRIDE)
         return not alignable(frames, [ord(letter) for letter in items[i].text])
 
     def too_short(i: int) -> bool:
-        return measured[i].seconds > 5 and len(items[i].text) < SLOW * measured[i].seconds
+        return measured[i].seconds > 5 and len(items[i].text) < _SLOW * measured[i].seconds
 
     first = next(filter(too_long, range(len(items))), None)
     if first is not None:
@@ -319,7 +319,7 @@ def _texts(part: Part) -> Iterator[Finding]:
         level = "error" if part.name == "train" else "warning"  # training refuses them
         yield from _tell(part, too_long, level, "long_text", what)
     what = (
-        f"of over 5 seconds with a text of less than {SLOW} characters a second; is all of it "
+        f"of over 5 seconds with a text of less than {_SLOW} characters a second; is all of it "
         "written down? Cut or mend them, or nothing if they are mostly pauses"
     )
     yield from _tell(part, too_short, "note", "short_text", what)

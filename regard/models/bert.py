@@ -72,7 +72,7 @@ class BertConfig:
         )
     )
     layers: str = setting(
-        "own", "weights of the layers: own, or shared by all", choices=lambda: LAYER_WEIGHTS
+        "own", "weights of the layers: own, or shared by all", choices=lambda: _LAYER_WEIGHTS
     )
     position: str = setting("learned", "position embedding", choices=with_aliases(POSITIONS))
     position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
@@ -89,7 +89,7 @@ class BertConfig:
     first_norm: str = setting(
         "same", "norm of the first block", choices=lambda: ("same", "none", *NORMS)
     )
-    head: str = setting("words", "head", choices=lambda: HEADS)
+    head: str = setting("words", "head", choices=lambda: _HEADS)
     labels: int = size_field(2, 10_000_000, "labels; a training takes those of the data")
     clusters: int = setting(0, "clusters of labels; 0: none", min=0, max=100_000)
     cluster_beam: int = size_field(4, 100_000, "clusters whose labels are ranked")
@@ -99,7 +99,7 @@ class BertConfig:
         "same", "activation of the head", choices=lambda: ("same", *FEED_FORWARDS)
     )
     head_bias: bool = setting(True, "bias of the vocabulary head")
-    transform: str = setting("none", "layer before the head", choices=lambda: TRANSFORMS)
+    transform: str = setting("none", "layer before the head", choices=lambda: _TRANSFORMS)
     transform_bias: bool = setting(True, "bias of that layer")
     tie: bool = setting(True, "tie the head to the embeddings")
     init: str = setting("normal", "initialisation", choices=INITS)
@@ -195,12 +195,12 @@ def resize(config: BertConfig, size: dict[str, Any]) -> BertConfig:
     return with_changes(config, {**size, "inner_width": inner})
 
 
-BERT_TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"head": "tag"}}
-INFO = FamilyInfo("text", {**BERT_TASKS, "embed": {}}, PRESETS, SIZES, resize)
+_BERT_TASKS = {"fill": {"head": "words"}, "classify": {"head": "classify"}, "tag": {"head": "tag"}}
+INFO = FamilyInfo("text", {**_BERT_TASKS, "embed": {}}, PRESETS, SIZES, resize)
 
 
 # name -> how many layers have weights of their own: each, or the first alone (ALBERT)
-LAYER_WEIGHTS: dict[str, Callable[[int], int]] = {
+_LAYER_WEIGHTS: dict[str, Callable[[int], int]] = {
     "own": lambda depth: depth,
     "shared": lambda depth: 1,
 }
@@ -232,14 +232,14 @@ def _dense(config: BertConfig) -> nn.Module:
 
 
 # name -> the first layer of a classification head
-TRANSFORMS: dict[str, Callable[[BertConfig], nn.Module]] = {
+_TRANSFORMS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: nn.Identity(),
     "dense": _dense,
 }
 
 
 def _transform(config: BertConfig) -> nn.Module:
-    return lookup("transform", config.transform, TRANSFORMS)(config)
+    return lookup("transform", config.transform, _TRANSFORMS)(config)
 
 
 def _classify(config: BertConfig) -> nn.Module:
@@ -250,7 +250,7 @@ def _classify(config: BertConfig) -> nn.Module:
 
 
 # name -> the head
-HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
+_HEADS: dict[str, Callable[[BertConfig], nn.Module]] = {
     "none": lambda config: NoHead(),
     "words": _words,
     "classify": _classify,
@@ -324,7 +324,7 @@ class Bert(nn.Module):
             norm = build_norm(block, config.first_norm)
             return EncoderBlock(block, place, attention_norm=norm)
 
-        own = lookup("layers", config.layers, LAYER_WEIGHTS)(config.depth)
+        own = lookup("layers", config.layers, _LAYER_WEIGHTS)(config.depth)
         self.blocks = nn.ModuleList(build() for _ in range(own))
         if own < config.depth and (config.near_base is not None or config.first_norm != "same"):
             raise UsageError(
@@ -332,7 +332,7 @@ class Bert(nn.Module):
                 "leave them out"
             )
         self.norm = build_final_norm(block)
-        self.head = lookup("head", config.head, HEADS)(config)
+        self.head = lookup("head", config.head, _HEADS)(config)
         if config.tie and isinstance(self.head, VocabularyHead):
             self.head.out.weight = self.embed.tokens.weight
         lookup("init", config.init, INITS)(self)

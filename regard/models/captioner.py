@@ -55,7 +55,7 @@ class EncoderConfig:
 class DecoderConfig:
     """The caption decoder: a transformer of blocks or a recurrent network of cells."""
 
-    kind: str = setting("transformer", "caption decoder", choices=lambda: CAPTION_DECODERS)
+    kind: str = setting("transformer", "caption decoder", choices=lambda: _CAPTION_DECODERS)
     vocab: int = size_field(4000, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     depth: int = size_field(2, 1000, "layers")
     block: BlockConfig = field(
@@ -74,7 +74,7 @@ class CaptionerConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     sight: str = setting(
-        "image", "image, or blind: a baseline without one", choices=lambda: IMAGE_ENCODERS
+        "image", "image, or blind: a baseline without one", choices=lambda: _IMAGE_ENCODERS
     )
 
     @property
@@ -157,7 +157,10 @@ class Blind(nn.Module):
 
 
 # sight -> what makes features of images
-IMAGE_ENCODERS: dict[str, Callable[[EncoderConfig], Any]] = {"image": build_encoder, "blind": Blind}
+_IMAGE_ENCODERS: dict[str, Callable[[EncoderConfig], Any]] = {
+    "image": build_encoder,
+    "blind": Blind,
+}
 
 
 # Decoders
@@ -287,7 +290,7 @@ class RecurrentCaptionDecoder(CaptionDecoder):
 
 
 # name -> the decoder, made from its config and the width of the features
-CAPTION_DECODERS: dict[str, type[TransformerCaptionDecoder] | type[RecurrentCaptionDecoder]] = {
+_CAPTION_DECODERS: dict[str, type[TransformerCaptionDecoder] | type[RecurrentCaptionDecoder]] = {
     "transformer": TransformerCaptionDecoder,
     "recurrent": RecurrentCaptionDecoder,
 }
@@ -299,8 +302,8 @@ class Captioner(nn.Module):
     def __init__(self, config: CaptionerConfig):
         super().__init__()
         self.config = config
-        self.encoder = lookup("sight", config.sight, IMAGE_ENCODERS)(config.encoder)
-        decoder = lookup("decoder", config.decoder.kind, CAPTION_DECODERS)
+        self.encoder = lookup("sight", config.sight, _IMAGE_ENCODERS)(config.encoder)
+        decoder = lookup("decoder", config.decoder.kind, _CAPTION_DECODERS)
         self.decoder = decoder(config.decoder, self.encoder.out_width)
 
     @property

@@ -69,16 +69,16 @@ class ClipConfig:
         return self.text.block
 
 
-CLIP_SIDES = ("vision", "text")
+_CLIP_SIDES = ("vision", "text")
 # the published model of Radford et al. 2021 with patches of 32 pixels
 PRESETS: dict[str, ClipConfig] = {"clip": ClipConfig()}
 SIZES: dict[str, dict[str, Any]] = {
     name: {
         "width": width,
-        **{f"{side}.depth": depth for side in CLIP_SIDES},
-        **{f"{side}.block.width": width for side in CLIP_SIDES},
-        **{f"{side}.block.heads": heads for side in CLIP_SIDES},
-        **{f"{side}.block.ffn_width": 4 * width for side in CLIP_SIDES},
+        **{f"{side}.depth": depth for side in _CLIP_SIDES},
+        **{f"{side}.block.width": width for side in _CLIP_SIDES},
+        **{f"{side}.block.heads": heads for side in _CLIP_SIDES},
+        **{f"{side}.block.ffn_width": 4 * width for side in _CLIP_SIDES},
     }
     for name, (depth, width, heads) in {
         "tiny": (2, 64, 2),

@@ -50,7 +50,7 @@ class ConformerConfig:
     labels: int = setting(0, "labels; a training takes those of the data", min=0, max=10_000_000)
     subsampling: int = setting(4, "frames per vector of the encoder", min=2, max=4)
     channels: int = size_field(144, 2**16, "channels of the subsampling")
-    encoder: str = setting("conformer", "encoder blocks", choices=lambda: SPEECH_ENCODERS)
+    encoder: str = setting("conformer", "encoder blocks", choices=lambda: _SPEECH_ENCODERS)
     depth: int = size_field(16, 1000, "layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(144, 4, 576, feed_forward="swish", dropout=0.1)
@@ -99,11 +99,11 @@ def resize(config: ConformerConfig, size: dict[str, Any]) -> ConformerConfig:
     return with_changes(config, {**size, "depth": deeper * size["depth"]})
 
 
-CONFORMER_TASKS: dict[str, dict[str, Any]] = {
+_CONFORMER_TASKS: dict[str, dict[str, Any]] = {
     "transcribe": {"labels": 0},
     "sounds": {"vocab": 0, "decoder_depth": 0},
 }
-INFO = FamilyInfo("sound", CONFORMER_TASKS, PRESETS, SIZES, resize, cost_length=1000)
+INFO = FamilyInfo("sound", _CONFORMER_TASKS, PRESETS, SIZES, resize, cost_length=1000)
 
 
 def _conformer(config: ConformerConfig, position: Position, path: float) -> nn.Module:
@@ -117,7 +117,7 @@ def _transformer(config: ConformerConfig, position: Position, path: float) -> nn
 
 # name -> how to make a block of the encoder, and the norm after the last of them
 Make = Callable[[ConformerConfig, Position, float], nn.Module]
-SPEECH_ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
+_SPEECH_ENCODERS: dict[str, tuple[Make, Callable[[BlockConfig], nn.Module]]] = {
     "conformer": (_conformer, lambda block: nn.Identity()),
     "transformer": (_transformer, build_final_norm),
 }
@@ -189,7 +189,7 @@ class Conformer(nn.Module):
             max_length=config.max_frames,
             bidirectional=True,
         )
-        make, final_norm = lookup("encoder", config.encoder, SPEECH_ENCODERS)
+        make, final_norm = lookup("encoder", config.encoder, _SPEECH_ENCODERS)
         self.encoder = nn.ModuleList(
             make(config, of_layer(self.position), path)
             for path in drop_path_schedule(config.drop_path, config.depth)

@@ -25,7 +25,7 @@ from regard.models.declaration import EncoderDecoderConfig, FamilyInfo, size_tab
 from regard.models.stateful import StatefulDecoder
 from regard.settings import setting
 
-HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
+_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class ConvolutionalConfig(EncoderDecoderConfig):
     encoder_depth: int = size_field(15, 1000, "encoder layers")
     decoder_depth: int = size_field(15, 1000, "decoder layers")
     block: GatedConfig = field(default_factory=GatedConfig)
-    position: str = setting("learned", "position embedding", choices=lambda: ADDED_POSITIONS)
+    position: str = setting("learned", "position embedding", choices=lambda: _ADDED_POSITIONS)
     tie: str = setting("all", "tied embeddings", choices=TIES)
     max_length: int = size_field(1024, 10_000_000, "maximum positions")
     head_bias: bool = setting(False, "bias of the vocabulary head")
 
 
 # positions that are added to embeddings
-ADDED_POSITIONS = dict.fromkeys(["learned", "sinusoidal", "none"])
+_ADDED_POSITIONS = dict.fromkeys(["learned", "sinusoidal", "none"])
 
 PRESETS: dict[str, ConvolutionalConfig] = {"convs2s": ConvolutionalConfig()}
 
@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Float[Tensor, "b s w"], keep: Tensor | None) -> Float[Tensor, "b s w"]:
         """Convolve; padding is zero."""
         x = x if keep is None else x * keep
-        return (x + self.gated(F.pad(x, self.around))) * HALF
+        return (x + self.gated(F.pad(x, self.around))) * _HALF
 
 
 class Cross(nn.Module):
@@ -143,7 +143,7 @@ class Cross(nn.Module):
             values: outputs of the encoder plus embeddings
             mask: which places are real
         """
-        q = (self.ask(x) + words) * HALF
+        q = (self.ask(x) + words) * _HALF
         seen = attend(
             q.unsqueeze(1),
             keys.unsqueeze(1),
@@ -178,7 +178,7 @@ class DecoderLayer(nn.Module):
         y = self.gated(whole)
         asks, said = (z.reshape(state.sentences, -1, z.shape[-1]) for z in (y, words))
         seen = self.cross(asks, said, state.keys, state.memory, state.mask).view(y.shape)
-        return (x + (y + seen) * HALF) * HALF, whole[:, whole.shape[1] - past.shape[1] :]
+        return (x + (y + seen) * _HALF) * _HALF, whole[:, whole.shape[1] - past.shape[1] :]
 
 
 class Convolutional(StatefulDecoder):
@@ -190,7 +190,7 @@ class Convolutional(StatefulDecoder):
         block = config.block
         width = block.width
         tie_sides, tie_head = ties(config)
-        lookup("position", config.position, ADDED_POSITIONS)
+        lookup("position", config.position, _ADDED_POSITIONS)
 
         def embed(vocab: int, both: bool) -> TokenEmbedding:
             position: Position = build_position(
@@ -231,7 +231,7 @@ class Convolutional(StatefulDecoder):
         for layer in self.encoder:
             x = layer(x, keep)
         keys = _ScaleGradient.apply(self.source_out(x), 0.5 / len(self.decoder))
-        return keys, (keys + words) * HALF
+        return keys, (keys + words) * _HALF
 
     @staticmethod
     def _at(ids: Tensor, first: int | Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class DenoiserConfig:
     depth: int = size_field(8, 1000, "layers")
     every: int = size_field(2, 1000, "blocks between attention")
     block: BlockConfig = field(default_factory=lambda: BlockConfig(64, 4, 64, dropout=0.0))
-    look: str = setting("windows", "attention between convolutions", choices=lambda: LOOKS)
+    look: str = setting("windows", "attention between convolutions", choices=lambda: _LOOKS)
     window: int = size_field(8, 256, "window of attention in patches")
     position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
 
@@ -85,7 +85,7 @@ def _nowhere(config: DenoiserConfig, shift: int) -> nn.Module:
 
 
 # name -> the attention of a block, made from the config and the shift of its windows
-LOOKS: dict[str, Callable[[DenoiserConfig, int], nn.Module]] = {
+_LOOKS: dict[str, Callable[[DenoiserConfig, int], nn.Module]] = {
     "windows": Around,
     "none": _nowhere,
 }
@@ -97,7 +97,7 @@ class DenoiserBlock(nn.Module):
     def __init__(self, config: DenoiserConfig, number: int):
         super().__init__()
         turn, rest = divmod(number + 1, config.every)
-        look = lookup("look", config.look, LOOKS)
+        look = lookup("look", config.look, _LOOKS)
         self.near = Near(config.block.width, config.block.ffn_width)
         self.around = (_nowhere if rest else look)(config, 0 if turn % 2 else config.window // 2)
 
@@ -211,7 +211,7 @@ def mirrored(images: Tensor, down: int, right: int) -> Tensor:
     return images
 
 
-LAPLACE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))  # zero on a linear slope
+_LAPLACE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))  # zero on a linear slope
 
 
 def noise_level(images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
@@ -221,6 +221,6 @@ def noise_level(images: Float[Tensor, "b 1 y x"]) -> Float[Tensor, " b"]:
     """
     height, width = images.shape[2:]
     images = mirrored(images, max(0, 3 - height), max(0, 3 - width))
-    kernel = torch.tensor(LAPLACE, dtype=images.dtype, device=images.device)[None, None]
+    kernel = torch.tensor(_LAPLACE, dtype=images.dtype, device=images.device)[None, None]
     left = F.conv2d(images, kernel).flatten(1).abs().median(1).values
     return left / (6 * 0.6745)

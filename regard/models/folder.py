@@ -24,8 +24,8 @@ from regard.settings import fill
 
 FOLDER_FORMAT = 2
 WEIGHTS_FILE = "model.safetensors"
-REST = "pretraining.safetensors"  # of what an image encoder was pretrained with
-ENCODER = "encoder."  # prefix of the encoder's names there
+_REST = "pretraining.safetensors"  # of what an image encoder was pretrained with
+_ENCODER = "encoder."  # prefix of the encoder's names there
 MOST_PARAMETERS = 20_000_000_000
 # errors of building a model from a config with unexpected values
 STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -97,9 +97,9 @@ def save_weights(
 
 def save_parts(folder: Path, weights: dict[str, Tensor]) -> None:
     """Write an encoder as the model of a folder, and what it was pretrained with beside it."""
-    inner = {n.removeprefix(ENCODER): w for n, w in weights.items() if n.startswith(ENCODER)}
-    rest = {name: w for name, w in weights.items() if not name.startswith(ENCODER)}
-    save_weights(folder, rest, name=REST)
+    inner = {n.removeprefix(_ENCODER): w for n, w in weights.items() if n.startswith(_ENCODER)}
+    rest = {name: w for name, w in weights.items() if not name.startswith(_ENCODER)}
+    save_weights(folder, rest, name=_REST)
     save_weights(folder, inner)
 
 
@@ -186,7 +186,7 @@ def _layers(settings: dict[str, Any]) -> int:
 def load_rest(folder: Path, encoder: nn.Module, pretraining: Any) -> Any:
     """Build what an encoder was pretrained with around it, with the weights in its folder."""
     device = str(next(encoder.parameters()).device)
-    read = lambda state: _read_weights(folder, REST, state, device)  # noqa: E731
+    read = lambda state: _read_weights(folder, _REST, state, device)  # noqa: E731
     return build_rest(folder, encoder, pretraining, read)
 
 
@@ -215,7 +215,7 @@ def build_rest(
     except (UsageError, AttributeError) as error:
         raise UsageError(f"{where}: 'pretraining' does not fit the model ({error})") from None
     named = state_of(whole)
-    rest = {name: x for name, x in named.items() if not name.startswith(ENCODER)}
+    rest = {name: x for name, x in named.items() if not name.startswith(_ENCODER)}
     tensors = {name: x.detach() for name, x in named.items() if name not in rest}
     assign_weights(whole, {**tensors, **read(rest)})
     return whole.eval()

@@ -51,7 +51,7 @@ class GPTConfig:
     max_length: int = size_field(1024, 10_000_000, "maximum positions")
     window: int | None = size_field(None, 10_000_000, "window of local attention")
     window_layers: tuple[int, ...] | None = setting(None, "layers with a window; all unless given")
-    prompt: str = setting("causal", "attention over a prompt", choices=lambda: PROMPTS)
+    prompt: str = setting("causal", "attention over a prompt", choices=lambda: _PROMPTS)
     embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
     scale_embedding: bool = setting(False, "multiply embeddings by the root of the width")
     tie: bool = setting(True, "tie the head to the embeddings")
@@ -164,7 +164,7 @@ SIZES: dict[str, dict[str, int]] = {
     "base": {"depth": 12, "width": 768, "heads": 12},
     "big": {"depth": 24, "width": 1024, "heads": 16},
 }
-TRAINED_LENGTH = 1024  # tokens that a model of a named size is made for
+_TRAINED_LENGTH = 1024  # tokens that a model of a named size is made for
 
 
 def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
@@ -182,12 +182,12 @@ def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
         kv_heads=None if old.kv_heads is None else shared,
         head_width=wide and -(wide // -8) * 8,
     )
-    window = config.window and TRAINED_LENGTH * config.window // config.max_length
-    return replace(config, depth=depth, block=block, max_length=TRAINED_LENGTH, window=window)
+    window = config.window and _TRAINED_LENGTH * config.window // config.max_length
+    return replace(config, depth=depth, block=block, max_length=_TRAINED_LENGTH, window=window)
 
 
-GPT_TASKS = {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}}
-INFO = FamilyInfo("text", GPT_TASKS, PRESETS, SIZES, resize)
+_GPT_TASKS = {"language": {}, "prefix": {"prompt": "bidirectional"}, "embed": {}}
+INFO = FamilyInfo("text", _GPT_TASKS, PRESETS, SIZES, resize)
 
 
 def _none(lengths: Tensor) -> None:
@@ -200,7 +200,7 @@ def _whole(lengths: Tensor) -> Tensor:
 
 
 # name -> the length of the bidirectional prefix, by the lengths of prompts
-PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
+_PROMPTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "causal": _none,
     "bidirectional": _whole,
 }
@@ -254,7 +254,7 @@ class GPT(nn.Module):
             self.head = CappedHead(*sizes)
         if config.tie:
             self.head.weight = self.embed.tokens.weight
-        self.prefix_of = lookup("prompt", config.prompt, PROMPTS)
+        self.prefix_of = lookup("prompt", config.prompt, _PROMPTS)
         lookup("init", config.init, INITS)(self)
 
     def hidden(

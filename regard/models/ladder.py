@@ -30,7 +30,7 @@ from regard.models.state import State
 from regard.settings import setting
 
 # positions that are added to the input: a recurrence has neither queries nor keys to turn
-LADDER_POSITIONS = ("none", "sinusoidal", "learned")
+_LADDER_POSITIONS = ("none", "sinusoidal", "learned")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LadderConfig(GPTConfig):
     """The sizes and parts of a decoder whose attention is one of the rungs."""
 
     position: str = setting(
-        "sinusoidal", "position embedding", choices=with_aliases(LADDER_POSITIONS)
+        "sinusoidal", "position embedding", choices=with_aliases(_LADDER_POSITIONS)
     )
     scale_embedding: bool = True
     init: str = "scaled"
@@ -320,7 +320,7 @@ INFO = FamilyInfo("text", {"language": {}}, PRESETS, SIZES, resize)
 def check(config: LadderConfig) -> None:
     """Refuse parts of a decoder that not every rung has."""
     position = POSITION_ALIASES.get(config.position, config.position)
-    lookup("position of a ladder", position, dict.fromkeys(LADDER_POSITIONS))
+    lookup("position of a ladder", position, dict.fromkeys(_LADDER_POSITIONS))
     plain, block = GPTConfig(), BlockConfig()
     for part, usual, names in (
         (config, plain, ("window", "prompt")),

@@ -42,7 +42,7 @@ class LocalConfig(ConvolutionConfig):
     window: int = size_field(7, 63, "window of attention in pixels")
     channels_per_head: int = setting(8, "channels per head", min=1, max=1024)
     prior_width: int = size_field(8, 4096, "width of the network of offsets")
-    relation: str = setting("product", "score of a pair of pixels", choices=lambda: RELATIONS)
+    relation: str = setting("product", "score of a pair of pixels", choices=lambda: _RELATIONS)
     pool: str = setting("mean", "pooling", choices=GRID_POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
 
@@ -67,10 +67,10 @@ INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES)
 
 # the score of keys outside of the image, so that their weight is zero
 OUTSIDE = -1e9
-QUERY_TILE = 4  # queries to a side of a tile
+_QUERY_TILE = 4  # queries to a side of a tile
 
 # name -> how two numbers are related
-RELATIONS: dict[str, Dot | Gaussian] = {"product": Dot(1.0), "squared": Gaussian(0.5**0.5)}
+_RELATIONS: dict[str, Dot | Gaussian] = {"product": Dot(1.0), "squared": Gaussian(0.5**0.5)}
 
 
 class LocalRelation(nn.Module):
@@ -110,7 +110,7 @@ class LocalRelation(nn.Module):
         self.groups = -(-width // channels_per_head)
         self.query = nn.Linear(width, self.groups, bias=False)
         self.key = nn.Linear(width, self.groups, bias=False)
-        self.relation = lookup("relation", relation, RELATIONS)
+        self.relation = lookup("relation", relation, _RELATIONS)
         # what is added to all scores of a query changes none of its weights: no last bias
         self.prior = nn.Sequential(
             nn.Conv1d(2, prior_width, 1),
@@ -173,11 +173,11 @@ class LocalRelation(nn.Module):
 
     def _lay(self, y: Tensor, b: int, grid: Size) -> Tensor:
         """Lay tiles (b * tiles, groups, queries, w / groups) back as a grid (b, y, x, w)."""
-        rows, columns = (-(-n // QUERY_TILE) for n in grid)
-        y = y.view(b, rows, columns, self.groups, QUERY_TILE, QUERY_TILE, -1).permute(
+        rows, columns = (-(-n // _QUERY_TILE) for n in grid)
+        y = y.view(b, rows, columns, self.groups, _QUERY_TILE, _QUERY_TILE, -1).permute(
             0, 1, 4, 2, 5, 3, 6
         )
-        y = y.reshape(b, rows * QUERY_TILE, columns * QUERY_TILE, -1)
+        y = y.reshape(b, rows * _QUERY_TILE, columns * _QUERY_TILE, -1)
         return y[:, : grid[0], : grid[1], : self.width]
 
 
@@ -197,14 +197,14 @@ def _squares(grid: Size, side: int, step: int, before: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _keys(height: int, width: int, window: int, stride: int) -> Tensor:
     with torch.inference_mode(False), torch.device("cpu"):
-        side = (QUERY_TILE - 1) * stride + window
-        return _squares((height, width), side, QUERY_TILE * stride, window // 2)
+        side = (_QUERY_TILE - 1) * stride + window
+        return _squares((height, width), side, _QUERY_TILE * stride, window // 2)
 
 
 @lru_cache(maxsize=64)
 def _queries(height: int, width: int) -> Tensor:
     with torch.inference_mode(False), torch.device("cpu"):
-        return _squares((height, width), QUERY_TILE, QUERY_TILE, 0)
+        return _squares((height, width), _QUERY_TILE, _QUERY_TILE, 0)
 
 
 @lru_cache(maxsize=64)
@@ -219,13 +219,13 @@ def _offsets(window: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 def _seen(window: int, stride: int, device: torch.device) -> Tensor:
     """Number the place of each key of a tile in the window of each query; the last is none."""
     with torch.inference_mode(False):
-        side = (QUERY_TILE - 1) * stride + window
-        first = torch.arange(QUERY_TILE, device=device).unsqueeze(1) * stride
+        side = (_QUERY_TILE - 1) * stride + window
+        first = torch.arange(_QUERY_TILE, device=device).unsqueeze(1) * stride
         line = torch.arange(side, device=device) - first
         there = (line >= 0) & (line < window)
         place = line[:, None, :, None] * window + line[:, None, :]
         place = place.masked_fill(~(there[:, None, :, None] & there[:, None, :]), window**2)
-        return place.reshape(QUERY_TILE**2, side**2)
+        return place.reshape(_QUERY_TILE**2, side**2)
 
 
 class RelationNorm(nn.Module):
@@ -283,7 +283,7 @@ class LargeLocalStem(SmallLocalStem):
         return F.max_pool2d(super().forward(x), 3, 2, 1)
 
 
-LOCAL_STEMS: dict[str, type[SmallLocalStem]] = {"large": LargeLocalStem, "small": SmallLocalStem}
+_LOCAL_STEMS: dict[str, type[SmallLocalStem]] = {"large": LargeLocalStem, "small": SmallLocalStem}
 
 
 class RelationBlock(nn.Module):
@@ -330,7 +330,7 @@ class Local(ConvolutionModel):
                 f"{config.depths}; each needs a number for every stage, of which there are 1 to 19"
             )
         self.out_width = config.widths[-1]
-        self.stem = lookup("stem", config.stem, LOCAL_STEMS)(config)
+        self.stem = lookup("stem", config.stem, _LOCAL_STEMS)(config)
         paths = iter(drop_path_schedule(config.drop_path, sum(config.depths)))
         self.stages = nn.ModuleList()
         channels = config.stem_width

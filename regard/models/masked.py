@@ -60,7 +60,7 @@ def _restored(predicted: Tensor, units: Tensor) -> Tensor:
 
 
 # name -> pixels as they are, or normalised within each unit
-MASKED_TARGETS: dict[str, Target] = {
+_MASKED_TARGETS: dict[str, Target] = {
     "pixels": Target(lambda units: units, lambda predicted, units: predicted),
     "normalised": Target(_normalised, _restored),
 }
@@ -137,7 +137,7 @@ class MAEConfig:
     """The mask ratio, the target of the prediction, and the sizes of the decoder."""
 
     mask_share: float = setting(0.75, "share of the image that is masked", min=0, max=0.99)
-    target: str = setting("normalised", "what is predicted", choices=MASKED_TARGETS)
+    target: str = setting("normalised", "what is predicted", choices=_MASKED_TARGETS)
     depth: int = size_field(2, 1000, "decoder layers")
     block: BlockConfig = field(
         default_factory=lambda: BlockConfig(
@@ -160,7 +160,7 @@ class MAE(MaskedImageModel):
                 "patches that are masked must not be seen by their neighbours, so objective=masked "
                 "needs a vit with stem=patches, or a swin"
             )
-        target = lookup("target", config.target, MASKED_TARGETS)
+        target = lookup("target", config.target, _MASKED_TARGETS)
         super().__init__(encoder, config, encoder.config.patch, target, 2)
         outer, block = encoder.config, config.block
         self.before = outer.tokens
@@ -206,7 +206,7 @@ class SimMIMConfig:
     """The mask ratio, and the target of the prediction."""
 
     mask_share: float = setting(0.6, "share of the image that is masked", min=0, max=0.99)
-    target: str = setting("pixels", "what is predicted", choices=MASKED_TARGETS)
+    target: str = setting("pixels", "what is predicted", choices=_MASKED_TARGETS)
 
 
 class SimMIM(MaskedImageModel):
@@ -222,7 +222,7 @@ class SimMIM(MaskedImageModel):
             raise UsageError("SimMIM masks the patches of a swin; choose family=swin")
         outer = encoder.config
         unit = outer.patch << (len(outer.depths) - 1)
-        super().__init__(encoder, config, unit, lookup("target", config.target, MASKED_TARGETS), 1)
+        super().__init__(encoder, config, unit, lookup("target", config.target, _MASKED_TARGETS), 1)
         self.mask = nn.Embedding(1, outer.block.width)
         self.paint = nn.Linear(encoder.out_width, outer.channels * unit**2)
         for part in (self.mask, self.paint):

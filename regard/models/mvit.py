@@ -49,14 +49,14 @@ class MViTConfig:
     )
     kernel: int = size_field(3, 63, "kernel size of the pooling")
     key_stride: int = size_field(4, 2**12, "stride of keys and values in the first stage")
-    pooled_queries: str = setting("all", "queries that are pooled", choices=lambda: POOLED_QUERIES)
+    pooled_queries: str = setting("all", "queries that are pooled", choices=lambda: _POOLED_QUERIES)
     residual: str = setting(
         "query", "residual of the pooled queries", choices=lambda: POOLED_RESIDUALS
     )
-    position: str = setting("decomposed", "position embedding", choices=lambda: MVIT_POSITIONS)
-    widen: str = setting("attention", "where the width grows", choices=lambda: WIDEN)
+    position: str = setting("decomposed", "position embedding", choices=lambda: _MVIT_POSITIONS)
+    widen: str = setting("attention", "where the width grows", choices=lambda: _WIDEN)
     tokens: int = setting(0, "class tokens", min=0, max=1)
-    pool: str = setting("mean", "pooling", choices=lambda: MVIT_POOLS)
+    pool: str = setting("mean", "pooling", choices=lambda: _MVIT_POOLS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
 
@@ -234,7 +234,7 @@ def _alone(y: Tensor, q: Tensor) -> Tensor:
 
 
 # name -> what is added to the first tokens, and the bias of a layer
-MVIT_POSITIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
+_MVIT_POSITIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
     "decomposed": (lambda *sizes: Unpooled(), Decomposed),
     "learned": (LearnedPosition, lambda *sizes: NoBias()),
     "none": (lambda *sizes: Unpooled(), lambda *sizes: NoBias()),
@@ -245,14 +245,14 @@ POOLED_RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "none": _alone,
 }
 # norm -> that of keys: what it adds to all of them alike would change no weight
-KEY_NORMS = {"layer": "layer_nobias"}
+_KEY_NORMS = {"layer": "layer_nobias"}
 # name -> whether queries of a stride are pooled
-POOLED_QUERIES: dict[str, Callable[[int], bool]] = {
+_POOLED_QUERIES: dict[str, Callable[[int], bool]] = {
     "all": lambda stride: True,
     "strided": lambda stride: stride > 1,
 }
 # name -> the widths in which a block begins and ends, of the widths of all blocks and its number
-WIDEN: dict[str, Callable[[list[int], int], tuple[int, int]]] = {
+_WIDEN: dict[str, Callable[[list[int], int], tuple[int, int]]] = {
     "attention": lambda widths, n: (widths[max(0, n - 1)], widths[n]),
     "feed_forward": lambda widths, n: (widths[n], widths[min(n + 1, len(widths) - 1)]),
 }
@@ -296,12 +296,12 @@ class PooledAttention(nn.Module):
             made = build_norm(replace(block, width=head_width, norm=norm))
             return PoolHeads(head_width, config.kernel, stride, config.tokens, made)
 
-        pooled = lookup("pooled_queries", config.pooled_queries, POOLED_QUERIES)(stride)
+        pooled = lookup("pooled_queries", config.pooled_queries, _POOLED_QUERIES)(stride)
         self.pool_q = pool(stride) if pooled else Unpooled()
-        self.pool_k = pool(key_stride, KEY_NORMS.get(block.norm, block.norm))
+        self.pool_k = pool(key_stride, _KEY_NORMS.get(block.norm, block.norm))
         self.pool_v = pool(key_stride)
         lengths = [part.grid((made_for, 1))[0] for part in (self.pool_q, self.pool_k)]
-        position = lookup("position", config.position, MVIT_POSITIONS)[1]
+        position = lookup("position", config.position, _MVIT_POSITIONS)[1]
         self.position = position(head_width, max(lengths), config.tokens)
         self.score = build_score(block.score, head_width, block.heads)
         self.residual = lookup("residual", config.residual, POOLED_RESIDUALS)
@@ -392,7 +392,7 @@ class PooledBlock(nn.Module):
         return self._add(self.past_feed_forward(x, normed), self.feed_forward(normed))
 
 
-MVIT_POOLS: dict[str, Callable[[int], nn.Module]] = {
+_MVIT_POOLS: dict[str, Callable[[int], nn.Module]] = {
     "mean": GridMean,
     "first": lambda tokens: FirstTokens(1),
 }
@@ -428,11 +428,11 @@ class MViT(VisionModel):
             self.tokens = nn.Parameter(0.02 * torch.randn(config.tokens, block.width))
         elif config.pool == "first":
             raise UsageError("pool=first with tokens=0; choose tokens=1, or pool=mean")
-        place = lookup("position", config.position, MVIT_POSITIONS)[0]
+        place = lookup("position", config.position, _MVIT_POSITIONS)[0]
         self.position = place(block.width, grid, config.tokens)
         stage_of = [n for n, depth in enumerate(config.depths) for _ in range(depth)]
         widths = [block.width << stage for stage in stage_of]
-        widen = lookup("widen", config.widen, WIDEN)
+        widen = lookup("widen", config.widen, _WIDEN)
         paths = drop_path_schedule(config.drop_path, len(stage_of))
         self.blocks = nn.ModuleList()
         for n, (stage, path) in enumerate(zip(stage_of, paths, strict=True)):
@@ -449,7 +449,7 @@ class MViT(VisionModel):
             grid = made.attention.grids(grid)[0]
         self.out_width = widths[-1]
         self.norm = build_norm(replace(block, width=self.out_width))
-        self.pool = lookup("pool", config.pool, MVIT_POOLS)(config.tokens)
+        self.pool = lookup("pool", config.pool, _MVIT_POOLS)(config.tokens)
         self.head = build_head(self.out_width, config.labels)
         lookup("init", config.init, INITS)(self)
 

@@ -35,7 +35,7 @@ class RecurrentConfig(EncoderDecoderConfig):
     decoder_depth: int = size_field(1, 1000, "decoder layers")
     block: CellConfig = field(default_factory=CellConfig)
     direction: str = setting(
-        "both", "reading direction of the encoder", choices=lambda: READING_DIRECTIONS
+        "both", "reading direction of the encoder", choices=lambda: _READING_DIRECTIONS
     )
     tie: str = setting("all", "tied embeddings", choices=TIES)
     max_length: int = size_field(1024, 10_000_000, "maximum positions")
@@ -44,7 +44,7 @@ class RecurrentConfig(EncoderDecoderConfig):
 
 
 # name -> for each network of the encoder, whether it runs backward
-READING_DIRECTIONS: dict[str, tuple[bool, ...]] = {
+_READING_DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
     "backward": (True,),
     "both": (False, True),
@@ -98,7 +98,7 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: CellConfig, depth: int, direction: str):
         super().__init__()
-        self.from_end = lookup("direction", direction, READING_DIRECTIONS)
+        self.from_end = lookup("direction", direction, _READING_DIRECTIONS)
         self.width, self.drop = config.width, config.dropout
         ways, width = len(self.from_end), config.width
         inner = [width] + [ways * width] * (depth - 1)

@@ -33,7 +33,7 @@ class ResNetConfig(ConvolutionConfig):
 
     widths: tuple[int, ...] = size_field((64, 128, 256, 512), 2**16, "widths of each stage")
     depths: tuple[int, ...] = size_field((2, 2, 2, 2), 1000, "layers of each stage")
-    kind: str = setting("basic", "residual block", choices=lambda: RESIDUAL_LAYERS)
+    kind: str = setting("basic", "residual block", choices=lambda: _RESIDUAL_LAYERS)
     # how many blocks of attention each stage has, evenly between its other blocks
     attention: tuple[int, ...] = setting((), "blocks of attention in each stage", min=0, max=1000)
     head_width: int = size_field(32, 2**12, "width of a head")
@@ -116,7 +116,7 @@ class SmallStem(nn.Module):
         return self.first(x)
 
 
-RESNET_STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {
+_RESNET_STEMS: dict[str, type[LargeStem] | type[SmallStem]] = {
     "large": LargeStem,
     "small": SmallStem,
 }
@@ -137,7 +137,7 @@ def _bottleneck(channels: int, width: int, stride: int) -> list[ConvNorm]:
     ]
 
 
-RESIDUAL_LAYERS: dict[str, Callable[[int, int, int], list[ConvNorm]]] = {
+_RESIDUAL_LAYERS: dict[str, Callable[[int, int, int], list[ConvNorm]]] = {
     "basic": _basic,
     "bottleneck": _bottleneck,
 }
@@ -156,7 +156,9 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, kind: str, channels: int, width: int, stride: int, path: float):
         super().__init__()
-        self.layers = nn.Sequential(*lookup("kind", kind, RESIDUAL_LAYERS)(channels, width, stride))
+        self.layers = nn.Sequential(
+            *lookup("kind", kind, _RESIDUAL_LAYERS)(channels, width, stride)
+        )
         same = channels == width and stride == 1
         self.short = nn.Identity() if same else ConvNorm(channels, width, 1, stride, identity)
         self.path = path
@@ -219,7 +221,7 @@ class ResNet(ConvolutionModel):
                 "each needs a number for every stage"
             )
         self.out_width = config.widths[-1]
-        self.stem = lookup("stem", config.stem, RESNET_STEMS)(config.channels, config.stem_width)
+        self.stem = lookup("stem", config.stem, _RESNET_STEMS)(config.channels, config.stem_width)
         orders = [_spread(*pair) for pair in zip(config.depths, attention, strict=True)]
         paths = iter(drop_path_schedule(config.drop_path, sum(map(len, orders))))
         self.stages = nn.ModuleList()

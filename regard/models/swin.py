@@ -33,7 +33,7 @@ from regard.models.declaration import FamilyInfo, size_table
 from regard.models.vision import VISION_TASKS, VisionModel, build_head
 from regard.settings import setting
 
-MOST_STAGES = 8
+_MOST_STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class SwinConfig:
         default_factory=lambda: BlockConfig(96, 3, 384, feed_forward="gelu", dropout=0.0)
     )
     window: int = setting(7, "window of attention in patches; 0: the whole grid", min=0, max=1024)
-    fit: str = setting("input", "what windows are fitted to", choices=lambda: WINDOW_SIZES)
+    fit: str = setting("input", "what windows are fitted to", choices=lambda: _WINDOW_SIZES)
     position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
     trained: tuple[int, ...] = setting(
         (), "windows that continuous positions were learned with", min=0, max=1024
     )
     key_bias: bool = setting(True, "bias of the keys")
-    merge: str = setting("norm_first", "patch merging", choices=lambda: MERGES)
+    merge: str = setting("norm_first", "patch merging", choices=lambda: _MERGES)
     pool: str = setting("mean", "pooling", choices=GRID_POOLINGS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
@@ -162,7 +162,7 @@ def squares(x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w4"]:
     return x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
-MERGES: dict[str, type[Merge]] = {"norm_first": Merge, "norm_last": NormedMerge}
+_MERGES: dict[str, type[Merge]] = {"norm_first": Merge, "norm_last": NormedMerge}
 
 
 def _by_input(window: int, grid: int) -> tuple[int, int, str]:
@@ -176,7 +176,7 @@ def _by_image(window: int, grid: int) -> tuple[int, int, str]:
 # name -> window, shift of every second block and what becomes of them on another grid, from the
 # window and the grid of a stage for the image that the model is made for: small images have small
 # windows, or only models for small images do
-WINDOW_SIZES: dict[str, Callable[[int, int], tuple[int, int, str]]] = {
+_WINDOW_SIZES: dict[str, Callable[[int, int], tuple[int, int, str]]] = {
     "input": _by_input,
     "image": _by_image,
 }
@@ -190,7 +190,7 @@ class Stage(nn.Module):
         block = stage_block(config, number)
         last = number + 1 == len(config.depths)
         grid = config.image // config.patch >> number
-        window, shift, fit = lookup("fit", config.fit, WINDOW_SIZES)(side(config), grid)
+        window, shift, fit = lookup("fit", config.fit, _WINDOW_SIZES)(side(config), grid)
         trained = config.trained[number] if config.trained else 0
         position = lookup("position", config.position, WINDOW_POSITIONS)
 
@@ -203,7 +203,7 @@ class Stage(nn.Module):
             return build_block(block, path=path, attention=windows)
 
         self.blocks = nn.ModuleList(build(n, path) for n, path in enumerate(paths))
-        merge = lookup("merge", config.merge, MERGES)
+        merge = lookup("merge", config.merge, _MERGES)
         self.merge = nn.Identity() if last else merge(block.width)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
@@ -229,8 +229,8 @@ def stage_block(config: SwinConfig, number: int) -> BlockConfig:
 def _check(config: SwinConfig) -> None:
     """Refuse a config whose stages do not go together."""
     stages = len(config.depths)
-    if not 1 <= stages <= MOST_STAGES:
-        raise UsageError(f"depths names {stages} stages; expected 1 to {MOST_STAGES}")
+    if not 1 <= stages <= _MOST_STAGES:
+        raise UsageError(f"depths names {stages} stages; expected 1 to {_MOST_STAGES}")
     for name in ("heads", "trained"):
         if (count := len(getattr(config, name))) not in (0, stages):
             raise UsageError(f"{name} are for {count} stages; expected {stages}, as depths has")

@@ -15,9 +15,9 @@ from regard.layers.shapes import Images
 from regard.models.protocols import ImageEncoder
 from regard.settings import setting
 
-COARSE = 8  # places to a side from which an image is painted, at most
-FEWEST_DOUBLINGS = 2
-MOST_WIDENED = 8  # times `width` that the coarsest grid has in channels, at most
+_COARSE = 8  # places to a side from which an image is painted, at most
+_FEWEST_DOUBLINGS = 2
+_MOST_WIDENED = 8  # times `width` that the coarsest grid has in channels, at most
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class VAE(nn.Module):
         height, width = encoder.grid((outer.image, outer.image))
         places = getattr(outer, "tokens", 0) + height * width
         self.read = nn.Linear(places * encoder.out_width, 2 * config.latent)
-        doublings = max(FEWEST_DOUBLINGS, math.ceil(math.log2(max(1, outer.image / COARSE))))
+        doublings = max(_FEWEST_DOUBLINGS, math.ceil(math.log2(max(1, outer.image / _COARSE))))
         self.side = -(-outer.image // 2**doublings)
-        widths = [config.width * min(MOST_WIDENED, 2**n) for n in reversed(range(doublings + 1))]
+        widths = [config.width * min(_MOST_WIDENED, 2**n) for n in reversed(range(doublings + 1))]
         self.unfold = nn.Linear(config.latent, widths[0] * self.side**2)
         self.grow = nn.ModuleList(
             nn.Conv2d(wide, narrow, 3, padding=1)

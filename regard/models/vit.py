@@ -48,13 +48,13 @@ class ViTConfig:
             768, 12, 3072, norm_eps=1e-6, feed_forward="gelu", dropout=0.0
         )
     )
-    stem: str = setting("patches", "stem, before the blocks", choices=lambda: VIT_STEMS)
+    stem: str = setting("patches", "stem, before the blocks", choices=lambda: _VIT_STEMS)
     position: str = setting(
-        "learned", "position embedding", choices=lambda: with_aliases(GRID_POSITIONS)()
+        "learned", "position embedding", choices=lambda: with_aliases(_GRID_POSITIONS)()
     )
     position_base: float = setting(10_000.0, "base of the sinusoids or rotations")
     tokens: int = setting(1, "class tokens", min=0, max=2)
-    pool: str = setting("first", "pooling", choices=lambda: VIT_POOLS)
+    pool: str = setting("first", "pooling", choices=lambda: _VIT_POOLS)
     drop_path: float = prob_field(0.0, "stochastic depth")
     init: str = setting("normal", "initialisation", choices=INITS)
     embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
@@ -104,8 +104,8 @@ def resize(config: ViTConfig, size: dict[str, Any]) -> ViTConfig:
     return with_changes(config, {**size, "patch": min(4, config.patch)})
 
 
-MASKED = {"masked": "mae"}
-INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES, resize, pretrainers=MASKED)
+_MASKED = {"masked": "mae"}
+INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES, resize, pretrainers=_MASKED)
 
 
 def _learned(config: ViTConfig, grid: Size) -> Position:
@@ -118,12 +118,12 @@ def _computed(config: ViTConfig, grid: Size) -> Position:
 
 
 # name -> how to make the position of a config for a grid
-GRID_POSITIONS: dict[str, Callable[[ViTConfig, tuple[int, int]], Position]] = {
+_GRID_POSITIONS: dict[str, Callable[[ViTConfig, tuple[int, int]], Position]] = {
     "learned": _learned,
     **dict.fromkeys(COMPUTED, _computed),
 }
 
-VIT_STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
+_VIT_STEMS: dict[str, Callable[[int, int, int], Patches | Convolutions | EarlyConvolutions]] = {
     "patches": Patches,
     "patches_nobias": partial(Patches, bias=False),
     "convolution": Convolutions,
@@ -173,7 +173,7 @@ class DistilledHeads(nn.Module):
 
 # name -> how many tokens before the grid it needs, how to make it, and the head on it
 Heads = type[nn.Linear] | type[WideHead] | type[DistilledHeads]
-VIT_POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], Heads]] = {
+_VIT_POOLS: dict[str, tuple[int, Callable[[ViTConfig], nn.Module], Heads]] = {
     "first": (1, lambda config: FirstTokens(1), nn.Linear),
     "both": (2, lambda config: FirstTokens(2), DistilledHeads),
     "first_mean": (1, lambda config: FirstAndMean(config.tokens), WideHead),
@@ -194,13 +194,13 @@ class ViT(VisionModel):
         self.config = config
         block = config.block
         self.out_width = block.width
-        self.stem = lookup("stem", config.stem, VIT_STEMS)(
+        self.stem = lookup("stem", config.stem, _VIT_STEMS)(
             config.channels, block.width, config.patch
         )
         made_for = self.stem.grid((config.image, config.image))
         if min(made_for) < 1:
             raise UsageError(f"patch={config.patch} is larger than image={config.image}")
-        needed, pool, head = lookup("pool", config.pool, VIT_POOLS)
+        needed, pool, head = lookup("pool", config.pool, _VIT_POOLS)
         if config.tokens < needed:
             raise UsageError(
                 f"pool={config.pool} with tokens={config.tokens}; it reads {needed} tokens before "
@@ -208,7 +208,7 @@ class ViT(VisionModel):
             )
         self.tokens = nn.Embedding(config.tokens, block.width) if config.tokens else None
         name = POSITION_ALIASES.get(config.position, config.position)
-        self.position = lookup("position", name, GRID_POSITIONS)(config, made_for)
+        self.position = lookup("position", name, _GRID_POSITIONS)(config, made_for)
         self.embed_norm = build_norm(block, config.embed_norm)
         self.blocks = nn.ModuleList(
             build_block(block, of_layer(self.position), path)

@@ -31,7 +31,7 @@ from regard.models.decoder import TransformerDecoder
 from regard.models.state import State
 from regard.settings import setting
 
-FRAME_STRIDE = 2  # frames of the spectrogram for each vector of the encoder
+_FRAME_STRIDE = 2  # frames of the spectrogram for each vector of the encoder
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stem(nn.Module):
         if width % 2:
             raise UsageError(f"sinusoidal positions need an even width, not {width}")
         self.first = nn.Conv1d(mels, width, 3, padding=1)
-        self.second = nn.Conv1d(width, width, 3, stride=FRAME_STRIDE, padding=1)
+        self.second = nn.Conv1d(width, width, 3, stride=_FRAME_STRIDE, padding=1)
         self.drop = drop
         # part of a checkpoint, but not trained
         self.positions = nn.Buffer(sinusoid_table(length, width))
@@ -98,7 +98,7 @@ class Stem(nn.Module):
 class Whisper(nn.Module):
     """A transformer that reads log-mel spectrograms and writes what is said."""
 
-    stride = FRAME_STRIDE
+    stride = _FRAME_STRIDE
 
     def __init__(self, config: WhisperConfig):
         super().__init__()
@@ -119,7 +119,7 @@ class Whisper(nn.Module):
         """Number of the encoder's vectors for sounds of so many frames, each by itself."""
         if self.config.full_window:
             return torch.full_like(lengths, self.config.max_frames)
-        return (lengths + FRAME_STRIDE - 1) // FRAME_STRIDE
+        return (lengths + _FRAME_STRIDE - 1) // _FRAME_STRIDE
 
     def encode(
         self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None = None
@@ -128,7 +128,7 @@ class Whisper(nn.Module):
 
         Those of a full window hold for the zeros after a sound as well.
         """
-        frames, most = sound.shape[1], FRAME_STRIDE * self.config.max_frames
+        frames, most = sound.shape[1], _FRAME_STRIDE * self.config.max_frames
         if frames > most:
             raise UsageError(
                 f"{frames} frames of sound are more than the {most} that this model reads at once; "

@@ -25,21 +25,21 @@ from regard.native import ready
 from regard.native.processor import cpu_description
 
 SOURCE_FOLDER = Path(__file__).resolve().parent
-COMPILERS = ("gcc", "cc", "clang")
-FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
-FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
+_COMPILERS = ("gcc", "cc", "clang")
+_FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+_FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
 # A compiler that takes longer than this is given up, in seconds.
 COMPILE_SECONDS = 120
 # Letters of a library's hash by which it is named.
-HASHED = 16
+_HASHED = 16
 # A failure is remembered for a day, in seconds.
-REMEMBER_FAILURE = 24 * 3600
+_REMEMBER_FAILURE = 24 * 3600
 # What a compiler says when it was the machine that failed, which is not remembered.
-TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
+_TRANSIENT = (b"No space left", b"terminated program", b"Cannot allocate memory", b"out of memory")
 
 # name of a kernel -> its arguments: an address (p), a whole number (l) or a fraction (d); what it
 # returns stands behind >
-SIGNATURES = {
+_SIGNATURES = {
     "regard_checksum": "plp",
     "regard_engine_new": "pp>p",
     "regard_engine_free": "p",
@@ -59,8 +59,8 @@ SIGNATURES = {
     "regard_block_back": "ppppppppppl",
 }
 # those that need nothing of PyTorch
-PLAIN = tuple(SIGNATURES)[: list(SIGNATURES).index("regard_nonlocal_means") + 1]
-C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
+PLAIN = tuple(_SIGNATURES)[: list(_SIGNATURES).index("regard_nonlocal_means") + 1]
+_C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 _one_at_a_time = Lock()
 
 
@@ -134,7 +134,7 @@ def unavailable() -> str:
         return why
     if not sys.platform.startswith("linux"):
         return f"they are made for Linux, and this is {sys.platform}"
-    return "" if _compiler() else f"there is no C compiler ({', '.join(COMPILERS)}); install one"
+    return "" if _compiler() else f"there is no C compiler ({', '.join(_COMPILERS)}); install one"
 
 
 def switched_off() -> str:
@@ -144,7 +144,7 @@ def switched_off() -> str:
 
 
 def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, COMPILERS)), None)
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def _linked() -> ctypes.CDLL:
@@ -153,15 +153,15 @@ def _linked() -> ctypes.CDLL:
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
     except OSError:  # the cache may have been deleted in between
         made = ctypes.CDLL(str(built()), mode=os.RTLD_NOW)
-    return _typed(made, SIGNATURES)
+    return _typed(made, _SIGNATURES)
 
 
 def _typed(made: ctypes.CDLL, names: Iterable[str]) -> ctypes.CDLL:
     """A library whose kernels know what they take and return."""
     for name in names:
-        takes, _, gives = SIGNATURES[name].partition(">")
+        takes, _, gives = _SIGNATURES[name].partition(">")
         kernel = getattr(made, name)
-        kernel.argtypes, kernel.restype = [C_TYPES[one] for one in takes], C_TYPES.get(gives)
+        kernel.argtypes, kernel.restype = [_C_TYPES[one] for one in takes], _C_TYPES.get(gives)
     return made
 
 
@@ -194,7 +194,7 @@ def built() -> Path:
     for part in [*sources, *sorted(SOURCE_FOLDER.glob("*.h"))]:
         key.update(part.read_bytes())
     age = os.stat(compiler).st_mtime_ns
-    made_by = [FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
+    made_by = [_FLAGS, compiler, age, platform.machine(), cpu_description(), torch.__version__]
     made_by += _libraries()
     key.update(repr(made_by).encode())
     name = cache_folder() / f"native-{key.hexdigest()}"
@@ -216,7 +216,7 @@ def _intact(name: Path) -> Path | None:
     """
     for made in sorted(name.parent.glob(f"{name.name}-*.so")):
         with suppress(OSError):
-            if made.stem.endswith(sha256(made)[:HASHED]):
+            if made.stem.endswith(sha256(made)[:_HASHED]):
                 return made
     return None
 
@@ -235,7 +235,7 @@ def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
     """Compile the kernels, unless the same compiler failed at them not long ago."""
     failed = name.with_suffix(".failed")
     with suppress(OSError):
-        if abs(time.time() - failed.stat().st_mtime) < REMEMBER_FAILURE:
+        if abs(time.time() - failed.stat().st_mtime) < _REMEMBER_FAILURE:
             raise UsageError(
                 f"{compiler} failed earlier: {_first_error(failed.read_bytes())}; it is asked "
                 f"again a day after, or once {failed} is deleted"
@@ -247,21 +247,21 @@ def _compile(compiler: str, sources: list[Path], name: Path) -> Path:
             objects = [str(Path(place) / f"{source.stem}.o") for source in sources]
             pairs = zip(map(str, sources), objects, strict=True)
             with ThreadPoolExecutor() as pool:
-                list(pool.map(_run, ([compiler, *FLAGS, "-c", a, "-o", b] for a, b in pairs)))
+                list(pool.map(_run, ([compiler, *_FLAGS, "-c", a, "-o", b] for a, b in pairs)))
             places = dict.fromkeys(f"-Wl,-rpath,{Path(path).parent}" for path in _libraries())
             linked = [*_libraries(), *places, "-Wl,--allow-shlib-undefined"]
             whole = Path(place) / "whole.so"
             _run([compiler, "-shared", *objects, *linked, "-o", str(whole)])
             for damaged in name.parent.glob(f"{name.name}-*.so"):
                 damaged.unlink(missing_ok=True)
-            made = name.with_name(f"{name.name}-{sha256(whole)[:HASHED]}.so")
+            made = name.with_name(f"{name.name}-{sha256(whole)[:_HASHED]}.so")
             with replacing(made) as new:
                 shutil.copyfile(whole, new)
                 new.chmod(0o700)
             return made
     except subprocess.CalledProcessError as error:  # one that took too long is asked again
         said = error.stderr or b""
-        if not any(words in said for words in TRANSIENT):
+        if not any(words in said for words in _TRANSIENT):
             write_atomically(failed, (said.strip() or str(error).encode())[-2000:] + b"\n")
         raise
 

@@ -17,12 +17,12 @@ from regard.native import PLAIN_TENSORS, address, addresses, kernels, scope
 from regard.native.torch_private import packs_saved_tensors
 
 # A thread takes so many rows through a block at once: what it makes of them fits its cache.
-ROWS_AT_ONCE = 128
+_ROWS_AT_ONCE = 128
 BLOCK_WEIGHTS = 14  # of a block, some of which may be missing
 # Longer texts are left to PyTorch's kernel, which does not hold all weights of a head at once.
 MAX_KERNEL_LENGTH = 256
 # So are a few words, with which it is as fast.
-MIN_KERNEL_LENGTH = 48
+_MIN_KERNEL_LENGTH = 48
 
 
 def _kernels(of: object, *tensors: Tensor) -> ctypes.CDLL | None:
@@ -121,7 +121,7 @@ def attend(
     if made is None:
         return None
     fits = q.shape[-1] == v.shape[-1] and max(q.shape[-2], k.shape[-2]) <= MAX_KERNEL_LENGTH
-    fits = fits and min(q.shape[-2], k.shape[-2]) >= MIN_KERNEL_LENGTH
+    fits = fits and min(q.shape[-2], k.shape[-2]) >= _MIN_KERNEL_LENGTH
     if not fits or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
     if bias is not None and (
@@ -265,7 +265,7 @@ def blocks(
     made = _kernels(of, x)
     if made is None:
         return None
-    n.some = max(1, -(-ROWS_AT_ONCE // n.l))
+    n.some = max(1, -(-_ROWS_AT_ONCE // n.l))
     y, qkv = _Blocks.apply(n, made, watched, turn, bias, x, *weights)  # pyright: ignore
     if not y.numel():
         return None

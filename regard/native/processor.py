@@ -20,7 +20,7 @@ from regard.files import cache_folder, write_atomically
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TRIAL_SECONDS = 120  # seconds for the child process
 # settings of oneDNN that leave out what a CPU announces and the system forbids
-REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
+_REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
 
 # Operations that training needs, at small and large shapes, compared with float32.
 TRIAL = """
@@ -95,14 +95,14 @@ def unsupported_reason(dtype: str) -> str | None:
 
     The answer is cached for this machine and version of PyTorch, unless there was none.
     """
-    set_by_user = {name: os.environ.get(name) for name in REMEDIES}
+    set_by_user = {name: os.environ.get(name) for name in _REMEDIES}
     inputs = [
         CHILD,
         dtype,
         cpu_description(),
         platform.uname(),
         version("torch"),
-        REMEDIES,
+        _REMEDIES,
         set_by_user,
     ]
     key = hashlib.blake2b(repr(inputs).encode(), digest_size=12).hexdigest()
@@ -114,7 +114,7 @@ def unsupported_reason(dtype: str) -> str | None:
     try:
         reason = failure(dtype)
         if reason is not None:
-            for name, values in REMEDIES.items():
+            for name, values in _REMEDIES.items():
                 for value in values:
                     if failure(dtype, **{name: value}) is None:
                         reason += f"; with {name}={value} in the environment it can"

@@ -16,32 +16,32 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-READY = HERE / "ready"
-SOURCES = ("translate.c", "filters.c")
-FLAGS = ["-O3", "-mprefer-vector-width=512", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd"]
-FLAGS += ["-fPIC", "-shared"]
-V3 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_HERE = Path(__file__).resolve().parent
+READY = _HERE / "ready"
+_SOURCES = ("translate.c", "filters.c")
+_FLAGS = ["-O3", "-mprefer-vector-width=512", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd"]
+_FLAGS += ["-fPIC", "-shared"]
+_V3 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # name -> what the processor must announce, and what the compiler is told; the best come first
 LEVELS: dict[str, tuple[set[str], list[str]]] = {
-    "v4-vnni": (V4 | {"avx512_vnni"}, ["-march=x86-64-v4", "-mavx512vnni"]),
-    "v4": (V4, ["-march=x86-64-v4"]),
-    "v3": (V3, ["-march=x86-64-v3"]),
+    "v4-vnni": (_V4 | {"avx512_vnni"}, ["-march=x86-64-v4", "-mavx512vnni"]),
+    "v4": (_V4, ["-march=x86-64-v4"]),
+    "v3": (_V3, ["-march=x86-64-v3"]),
 }
 TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).regard_try() != 1)"
-TIMEOUT = 60
+_TIMEOUT = 60
 
 
 def build(compiler: str, folder: Path) -> list[Path]:
     """Compile a library for each level of x86-64 into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [str(HERE / name) for name in SOURCES]
+    sources = [str(_HERE / name) for name in _SOURCES]
     made = []
     for level, (_, told) in LEVELS.items():
         made.append(folder / f"x86_64-{level}.so")
-        words = [*FLAGS, *told, *sources, "-lm", "-lpthread", "-s", "-o", str(made[-1])]
-        subprocess.run([compiler, *words], check=True, timeout=10 * TIMEOUT)
+        words = [*_FLAGS, *told, *sources, "-lm", "-lpthread", "-s", "-o", str(made[-1])]
+        subprocess.run([compiler, *words], check=True, timeout=10 * _TIMEOUT)
     return made
 
 
@@ -80,7 +80,9 @@ def _works(library: Path, info: str, tried: Path | None) -> bool:
         return True
     words = [sys.executable, "-I", "-S", "-c", TRIAL, str(library)]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     if done.returncode == 0 and noted is not None:

@@ -8,10 +8,10 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import errors_in, read_json, read_text, write_atomically
 
-LONGEST_TEMPLATE = 200_000
-LONGEST_TOKEN = 256
-FILE = "chat_template.jinja"
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_LONGEST_TEMPLATE = 200_000
+_LONGEST_TOKEN = 256
+_FILE = "chat_template.jinja"
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def read_chat(folder: Path) -> dict[str, Any] | None:
@@ -24,16 +24,16 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
     if (folder / "chat_template.json").is_file():
         where = folder / "chat_template.json"
         template = read_json(where).get("chat_template")
-    if (folder / FILE).is_file():
-        where = folder / FILE
-        template = read_text(where, LONGEST_TEMPLATE)
+    if (folder / _FILE).is_file():
+        where = folder / _FILE
+        template = read_text(where, _LONGEST_TEMPLATE)
     if isinstance(template, list):  # several, each with a name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")
     if template is None:
         return None
     tokens = {}
-    for role in ROLES:
+    for role in _ROLES:
         value = settings.get(f"{role}_token")
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
@@ -46,13 +46,13 @@ def check_chat(chat: Any) -> dict[str, Any]:
     """Return a template with the names of special tokens, or refuse it."""
     chat = chat if isinstance(chat, Mapping) else {}
     template, tokens = chat.get("template"), chat.get("tokens")
-    if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
-        raise UsageError(f"chat_template is no text of at most {LONGEST_TEMPLATE:,} letters")
-    if not isinstance(tokens, Mapping) or len(tokens) > len(ROLES):
+    if not isinstance(template, str) or len(template) > _LONGEST_TEMPLATE:
+        raise UsageError(f"chat_template is no text of at most {_LONGEST_TEMPLATE:,} letters")
+    if not isinstance(tokens, Mapping) or len(tokens) > len(_ROLES):
         raise UsageError("the special tokens of its chat template are not an object")
     for name, value in tokens.items():
-        known = isinstance(name, str) and name in {f"{role}_token" for role in ROLES}
-        if not known or not isinstance(value, str) or len(value) > LONGEST_TOKEN:
+        known = isinstance(name, str) and name in {f"{role}_token" for role in _ROLES}
+        if not known or not isinstance(value, str) or len(value) > _LONGEST_TOKEN:
             raise UsageError(f"{name!r:.40} of its chat template is no special token")
     try:
         json.dumps([template, *tokens.values()], ensure_ascii=False).encode()
@@ -64,4 +64,4 @@ def check_chat(chat: Any) -> dict[str, Any]:
 def write_chat(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the template of a model that came with one, where transformers looks for it."""
     if "chat" in config:
-        write_atomically(folder / FILE, check_chat(config["chat"])["template"])
+        write_atomically(folder / _FILE, check_chat(config["chat"])["template"])

@@ -28,11 +28,11 @@ from regard.pretrained.shards import (
     read_header,
 )
 
-PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
-PROGRAM = Path(__file__).with_name("convert_sandbox.py")
-SLOWEST = 10 * 2**20  # bytes a second
-SPARE = 2**29  # bytes of memory
-TIMES = {"bin": 12, "gguf": 32}  # the size of a file that its reader may take, quantised or not
+_PLAIN_BIN = re.compile(r"[\w-][\w.-]*\.bin")
+_PROGRAM = Path(__file__).with_name("convert_sandbox.py")
+_SLOWEST = 10 * 2**20  # bytes a second
+_SPARE = 2**29  # bytes of memory
+_TIMES = {"bin": 12, "gguf": 32}  # the size of a file that its reader may take, quantised or not
 SECONDS = 120
 
 
@@ -85,7 +85,7 @@ def _pickle_files(folder: Path) -> list[Path]:
         return [folder / BIN]
     names = read_json(folder / BIN_INDEX).get("weight_map")
     files = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
-    if not 0 < len(files) <= MOST_SHARDS or not all(map(PLAIN_BIN.fullmatch, files)):
+    if not 0 < len(files) <= MOST_SHARDS or not all(map(_PLAIN_BIN.fullmatch, files)):
         raise UsageError(f"{folder / BIN_INDEX}: no weight_map with .bin files in the same folder")
     return [folder / file for file in files]
 
@@ -120,8 +120,8 @@ def _run_sandbox(kind: str, sources: list[Path], targets: list[Path]) -> None:
         if not source.is_file():  # a pipe or a device could be read forever
             raise UsageError(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
-    most, seconds = TIMES[kind] * max(sizes) + SPARE, SECONDS + sum(sizes) // SLOWEST
-    words = [sys.executable, "-I", str(PROGRAM), kind, str(most), str(seconds), str(most)]
+    most, seconds = _TIMES[kind] * max(sizes) + _SPARE, SECONDS + sum(sizes) // _SLOWEST
+    words = [sys.executable, "-I", str(_PROGRAM), kind, str(most), str(seconds), str(most)]
     for source, target in zip(sources, targets, strict=True):
         words += [str(source.resolve()), str(target)]
     shown = sources[0] if len(sources) == 1 else sources[0].parent

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 # of the tensors of a GGUF file
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-KINDS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-MOST_VALUES = 3_000_000  # of its metadata
-MOST_BYTES = 2**29  # of what is written at once
+_KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+_KINDS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+_MOST_VALUES = 3_000_000  # of its metadata
+_MOST_BYTES = 2**29  # of what is written at once
 
 
 class Refused(Exception):
@@ -78,17 +78,17 @@ def ungguf(source: Path, target: Path) -> None:
     take_limits()
     reader = GGUFReader(source)
     for tensor in reader.tensors:
-        if tensor.tensor_type.name not in KINDS:
+        if tensor.tensor_type.name not in _KINDS:
             raise Refused(
-                f"{tensor.name!r:.60} is {tensor.tensor_type.name}; only {', '.join(KINDS)} are "
+                f"{tensor.name!r:.60} is {tensor.tensor_type.name}; only {', '.join(_KINDS)} are "
                 "read, so take such a file of the same model"
             )
     metadata: dict[str, Any] = {}
     values = 0
     for name, field in reader.fields.items():
         values += len(field.data)
-        if values > MOST_VALUES:
-            raise Refused(f"over {MOST_VALUES:,} values of metadata")
+        if values > _MOST_VALUES:
+            raise Refused(f"over {_MOST_VALUES:,} values of metadata")
         metadata[name] = field.contents()
     if len({tensor.name for tensor in reader.tensors}) != len(reader.tensors):
         raise Refused("a tensor is there twice")
@@ -97,7 +97,7 @@ def ungguf(source: Path, target: Path) -> None:
     number = 0
     for tensor in reader.tensors:
         x = dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32, order="C")
-        if tensors and x.nbytes + sum(one.nbytes for one in tensors.values()) > MOST_BYTES:
+        if tensors and x.nbytes + sum(one.nbytes for one in tensors.values()) > _MOST_BYTES:
             save_file(tensors, target.with_name(f"{number:05}-{target.name}"))
             tensors, number = {}, number + 1
         tensors[tensor.name] = x
@@ -110,7 +110,7 @@ def take_limits() -> None:
     bound(*map(int, sys.argv[2:5]))
 
 
-READERS = {"bin": unpickle, "gguf": ungguf}
+_READERS = {"bin": unpickle, "gguf": ungguf}
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     files = sys.argv[5:]
     try:
         for number in range(0, len(files), 2):
-            READERS[sys.argv[1]](*map(Path, files[number : number + 2]))
+            _READERS[sys.argv[1]](*map(Path, files[number : number + 2]))
     except Refused as refused:
         wrong = str(refused)
     except MemoryError:

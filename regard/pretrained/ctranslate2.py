@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.data.tokenize import SubwordTokenizer
 
 # Our name -> CTranslate2's name of the activation; the gated one is told apart by its class.
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH", "swiglu": "SWISH"}
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH", "swiglu": "SWISH"}
 NORMS = ("layer", "rms")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary")
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16")
@@ -74,7 +74,7 @@ def _check(
     position = POSITION_ALIASES.get(config.position, config.position)
     for kind, name, known in (
         ("norm", block.norm, NORMS),
-        ("feed_forward", block.feed_forward, ACTIVATIONS),
+        ("feed_forward", block.feed_forward, _ACTIVATIONS),
         ("position", position, POSITIONS),
         ("score", block.score, ("dot",)),
         ("order", block.order, ("pre", "post")),
@@ -106,7 +106,7 @@ def _specification(config: TransformerConfig) -> Any:
     settings: dict[str, Any] = {
         "num_heads": block.heads,
         "pre_norm": block.order == "pre",
-        "activation": common_spec.Activation[ACTIVATIONS[block.feed_forward]],
+        "activation": common_spec.Activation[_ACTIVATIONS[block.feed_forward]],
         "ffn_glu": block.feed_forward == "swiglu",
         "rms_norm": block.norm == "rms",
         "head_dim": block.head_width,

@@ -8,16 +8,16 @@ from regard.errors import UsageError
 from regard.files import errors_in, read_json, write_json
 from regard.pretrained.config_keys import integer, only
 
-FILE = "preprocessor_config.json"
-WHOLE = "processor_config.json"  # where transformers 5 writes the extractor of a whole processor
-KIND = "WhisperFeatureExtractor"
-RATE, WINDOW, HOP = 16_000, 400, 160  # samples a second, of a frame, and between frames
+_FILE = "preprocessor_config.json"
+_WHOLE = "processor_config.json"  # where transformers 5 writes the extractor of a whole processor
+_KIND = "WhisperFeatureExtractor"
+RATE, _WINDOW, _HOP = 16_000, 400, 160  # samples a second, of a frame, and between frames
 # keys of which one value is supported
-FIXED = {"feature_extractor_type": KIND, "padding_value": 0.0, "padding_side": "right"}
-FIXED |= {"dither": 0.0}
+_FIXED = {"feature_extractor_type": _KIND, "padding_value": 0.0, "padding_side": "right"}
+_FIXED |= {"dither": 0.0}
 # keys that change no feature of a window, or that follow from others
-HARMLESS = ("processor_class", "return_attention_mask", "mel_filters", "do_normalize")
-MOST_RATE = 192_000
+_HARMLESS = ("processor_class", "return_attention_mask", "mel_filters", "do_normalize")
+_MOST_RATE = 192_000
 
 
 def read_extractor(folder: str | Path, mels: int, frames: int) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def read_extractor(folder: str | Path, mels: int, frames: int) -> dict[str, Any]
 
     The model reads so many filters, and windows of so many frames.
     """
-    path = Path(folder) / FILE
-    if path.is_file() or not (Path(folder) / WHOLE).is_file():
+    path = Path(folder) / _FILE
+    if path.is_file() or not (Path(folder) / _WHOLE).is_file():
         theirs = read_json(path) if path.is_file() else {}
     else:
-        path = Path(folder) / WHOLE
+        path = Path(folder) / _WHOLE
         theirs = read_json(path).get("feature_extractor", {})
     with errors_in(path):
         if not isinstance(theirs, Mapping):
@@ -38,10 +38,10 @@ def read_extractor(folder: str | Path, mels: int, frames: int) -> dict[str, Any]
 
 
 def _read(theirs: Mapping[str, Any], mels: int, frames: int) -> dict[str, Any]:
-    only(theirs, FIXED)
+    only(theirs, _FIXED)
     rate = integer(theirs, "sampling_rate", RATE, 1)
-    window, hop = integer(theirs, "n_fft", WINDOW, 8), integer(theirs, "hop_length", HOP, 1)
-    if rate > MOST_RATE or not hop <= window <= rate:
+    window, hop = integer(theirs, "n_fft", _WINDOW, 8), integer(theirs, "hop_length", _HOP, 1)
+    if rate > _MOST_RATE or not hop <= window <= rate:
         raise UsageError(
             f"sampling_rate={rate}, n_fft={window} and hop_length={hop} are no frames of a sound"
         )
@@ -52,7 +52,7 @@ def _read(theirs: Mapping[str, Any], mels: int, frames: int) -> dict[str, Any]:
             raise UsageError(f"{key}={str(theirs[key])[:40]}, but the model reads {value}")
     numbers = {"sampling_rate", "n_fft", "hop_length"}
     for key in theirs:
-        if key not in {*known, *numbers, *FIXED, *HARMLESS}:
+        if key not in {*known, *numbers, *_FIXED, *_HARMLESS}:
             raise UsageError(f"{key!r:.40} is not known; leave it out if no feature depends on it")
     return {
         "rate": rate,
@@ -79,9 +79,9 @@ def write_extractor(folder: Path, sound: Mapping[str, Any], frames: int) -> None
             "which counts whole seconds"
         )
     write_json(
-        folder / FILE,
+        folder / _FILE,
         {
-            **FIXED,
+            **_FIXED,
             "chunk_length": frames * hop // rate,
             "feature_size": sound["mels"],
             "hop_length": hop,

@@ -39,10 +39,10 @@ from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.pretrained.weight_conversion import compare, convert, to_theirs
 
 # how an image encoder without a head makes one vector of many, which their config does not say
-POOL, POOLS = "regard_pool", {"first": "first", "mean": "mean"}
+_POOL, _POOLS = "regard_pool", {"first": "first", "mean": "mean"}
 EXPORT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # keys of any config.json that change no output of a model in use
-HARMLESS = (
+_HARMLESS = (
     *("architectures", "model_type", "transformers_version", "torch_dtype", "dtype"),
     *("tokenizer_class", "processor_class", "auto_map", "is_encoder_decoder", "id2label"),
     *("label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params"),
@@ -56,7 +56,7 @@ HARMLESS = (
     *("unsloth_version", "unsloth_fixed", "adapters", "prefix"),
 )
 # and how they begin or what is in them: initialisation, and dropout in training
-HARMLESS_PATTERN = re.compile(r"^_|^regard_|^init|^summary_|drop")
+_HARMLESS_PATTERN = re.compile(r"^_|^regard_|^init|^summary_|drop")
 
 
 def read_huggingface_config(folder: str | Path) -> tuple[Format, str, Any]:
@@ -99,9 +99,9 @@ def _refuse_unknown_keys(format: Format, theirs: Theirs, config: Any, named: str
     We know those that we would write ourselves for the same model, and those that change nothing.
     """
     written = format.write_config(format.canonical(config), format.architectures[named].task)
-    known = {*written, *HARMLESS, *GENERATION_KEYS, *format.harmless}
+    known = {*written, *_HARMLESS, *GENERATION_KEYS, *format.harmless}
     for key, value in theirs.items():
-        if key in known or HARMLESS_PATTERN.search(key):
+        if key in known or _HARMLESS_PATTERN.search(key):
             continue
         if value not in (None, False, [], {}, ""):
             raise UsageError(
@@ -124,8 +124,8 @@ def import_folder(
     path = folder / "config.json"
     theirs = read_json(path)
     format, named, settings = _read_config(path, theirs)
-    if POOL in theirs and isinstance(settings, ViTConfig):  # an encoder that we exported
-        settings = dataclasses.replace(settings, pool=lookup(POOL, str(theirs[POOL]), POOLS))
+    if _POOL in theirs and isinstance(settings, ViTConfig):  # an encoder that we exported
+        settings = dataclasses.replace(settings, pool=lookup(_POOL, str(theirs[_POOL]), _POOLS))
     weights = open_weights(folder)
     model = build_on_meta(format.family, settings, path, len(weights.shapes))
     empty = float_state(model)
@@ -209,7 +209,7 @@ def export_weights(
     write_shards(folder, {name: x.detach().to(kind) for name, x in tensors.items()}, **sizes)
     theirs |= {"architectures": [named], "dtype": dtype}
     if task == "pretrain" and isinstance(model.config, ViTConfig) and model.config.pool == "mean":
-        theirs[POOL] = model.config.pool  # which transformers keeps and does not ask
+        theirs[_POOL] = model.config.pool  # which transformers keeps and does not ask
     theirs |= write_task_config(folder, config, format.architectures[named].task, model.config)
     write_json(folder / "config.json", theirs | ids)
     if task in WRITING_TASKS:

@@ -128,7 +128,7 @@ class Format:
 
 
 # What a model computes does not depend on these.
-TRAINING_ONLY = re.compile(r"init|drop_path|.*dropout")
+_TRAINING_ONLY = re.compile(r"init|drop_path|.*dropout")
 
 
 def differing(ours: Any, again: Any) -> list[str]:
@@ -145,4 +145,4 @@ def differing(ours: Any, again: Any) -> list[str]:
         return values
 
     one, other = settings(ours), settings(again)
-    return [key for key in one if one[key] != other[key] and not TRAINING_ONLY.fullmatch(key)]
+    return [key for key in one if one[key] != other[key] and not _TRAINING_ONLY.fullmatch(key)]

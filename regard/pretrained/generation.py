@@ -12,18 +12,18 @@ from regard.files import errors_in, read_json, write_json
 from regard.pretrained.formats import FORMATS
 from regard.pretrained.formats.encoder_decoders import vocabularies
 
-FILE = "generation_config.json"
+_FILE = "generation_config.json"
 WRITING_TASKS = ("language", "text", "translate", "transcribe")
-USUAL = "regard_usual_limit"  # the longest output follows from the source, where we write it
+_USUAL = "regard_usual_limit"  # the longest output follows from the source, where we write it
 HEAD = "regard_alignment_head"
-LONGEST = 256  # tokens of an output, for others
+_LONGEST = 256  # tokens of an output, for others
 # settings that stay as they are: the rules of regard.decode.rules, which checks them
 RULES = (
     *("sequence_bias", "repetition_penalty", "no_repeat_ngram_size"),
     *("encoder_no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens", "eos_token_id", "decoder_start_token_id"),
-    *("max_length", "renormalize_logits", "early_stopping", USUAL),
+    *("max_length", "renormalize_logits", "early_stopping", _USUAL),
 )
 # and those of Whisper alone
 SOUND_RULES = (
@@ -38,7 +38,7 @@ TOKENS = (
 )
 # settings that change no text, or that say what another setting says; from is_assistant on they are
 # of speculative decoding, which changes only the speed
-HARMLESS = (
+_HARMLESS = (
     *("_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "use_cache"),
     *("cache_implementation", "cache_config", "max_cache_len", "return_legacy_cache"),
     *("compile_config", "disable_compile", "continuous_batching_config", "low_memory"),
@@ -50,10 +50,10 @@ HARMLESS = (
     *("speculation_type", "use_mtp"),
 )
 # settings that are honoured elsewhere than by a rule
-READ = ("num_beams", "num_return_sequences", "length_penalty", "max_new_tokens", "do_sample")
-SAMPLING = {"temperature": 100.0, "top_k": 10**6, "top_p": 1.0, "min_p": 1.0}  # and their maximum
+_READ = ("num_beams", "num_return_sequences", "length_penalty", "max_new_tokens", "do_sample")
+_SAMPLING = {"temperature": 100.0, "top_k": 10**6, "top_p": 1.0, "min_p": 1.0}  # and their maximum
 # settings that we do not have, and the values at which they do nothing
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (1,),
     "diversity_penalty": (0,),
     "penalty_alpha": (0,),
@@ -69,10 +69,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "forced_decoder_ids": ([],),
 }
 # and those of sampling, which do nothing where nothing is sampled
-UNSUPPORTED_SAMPLING = {"typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": ()}
-KNOWN = {*HARMLESS, *READ, *SAMPLING, *UNSUPPORTED, *UNSUPPORTED_SAMPLING, *RULES}
-MOST_BEAMS = 100
-DEFAULT_TOP_K = 50  # of transformers, where a file samples and does not say
+_UNSUPPORTED_SAMPLING = {"typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": ()}
+KNOWN = {*_HARMLESS, *_READ, *_SAMPLING, *_UNSUPPORTED, *_UNSUPPORTED_SAMPLING, *RULES}
+_MOST_BEAMS = 100
+_DEFAULT_TOP_K = 50  # of transformers, where a file samples and does not say
 
 
 def shifted(rules: Mapping[str, Any], by: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
     """Return how a public checkpoint wants to be decoded, as our own settings and as rules."""
     if task not in WRITING_TASKS:
         return {}
-    path, config = Path(folder) / FILE, Path(folder) / "config.json"
+    path, config = Path(folder) / _FILE, Path(folder) / "config.json"
     if path.is_file():
         theirs = read_json(path)
         known = {*KNOWN, *SOUND_RULES} if task == "transcribe" else KNOWN
@@ -112,7 +112,7 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
     with errors_in(path):
         if not isinstance(head := theirs.get(HEAD), str | None):
             raise UsageError(f"{HEAD}={head!r:.40} is no text")
-        if theirs.get(USUAL) is True:
+        if theirs.get(_USUAL) is True:
             theirs.pop("max_new_tokens", None)
         settings = _read(theirs, task)
         if sizes := vocabularies(read_json(config)):
@@ -123,17 +123,17 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
 def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
     samples = theirs.get("do_sample") is True
     own = SOUND_RULES if task == "transcribe" else ()
-    for key, same in (UNSUPPORTED | UNSUPPORTED_SAMPLING if samples else UNSUPPORTED).items():
+    for key, same in (_UNSUPPORTED | _UNSUPPORTED_SAMPLING if samples else _UNSUPPORTED).items():
         if key in theirs and theirs[key] not in same and key not in own:
             raise UsageError(f"{key}={theirs[key]!r:.40} is not supported; leave it out")
     settings: dict[str, Any] = {}
-    beams = _integer(theirs, "num_beams", 1, MOST_BEAMS) or 1
+    beams = _integer(theirs, "num_beams", 1, _MOST_BEAMS) or 1
     settings["beam"] = beams  # what is not told is as transformers has it
     if samples and beams > 1:
         raise UsageError(
             f"do_sample=true with num_beams={beams} is not supported; only one of them is"
         )
-    if (count := _integer(theirs, "num_return_sequences", 1, MOST_BEAMS)) not in (None, 1):
+    if (count := _integer(theirs, "num_return_sequences", 1, _MOST_BEAMS)) not in (None, 1):
         settings["n_best"] = count
     if "length_penalty" in theirs:
         alpha = _number(theirs, "length_penalty", -10, 10)
@@ -141,8 +141,8 @@ def _read(theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
     if (most := _integer(theirs, "max_new_tokens", 1, 10**6)) is not None:
         settings["max_length"] = most
     if samples:
-        defaults = {"temperature": 1.0, "top_k": DEFAULT_TOP_K}
-        for key, high in SAMPLING.items():
+        defaults = {"temperature": 1.0, "top_k": _DEFAULT_TOP_K}
+        for key, high in _SAMPLING.items():
             value = defaults.get(key)
             if key in theirs:
                 value = (_integer if key == "top_k" else _number)(theirs, key, 0, high)
@@ -190,10 +190,10 @@ def export_generation(
     settings = config.get("generation") or {}
     theirs = write_generation(settings, list(tokenizer.never))
     if config["task"] == "translate" and not {"max_length", "max_new_tokens"} & set(theirs):
-        theirs |= {"max_new_tokens": LONGEST, USUAL: True}  # others would stop after 20
+        theirs |= {"max_new_tokens": _LONGEST, _USUAL: True}  # others would stop after 20
     if isinstance(settings.get("alignment_head"), str):
         theirs[HEAD] = settings["alignment_head"]
-    write_json(folder / FILE, {**ids, **shifted(theirs, sizes[0] if sizes else 0)})
+    write_json(folder / _FILE, {**ids, **shifted(theirs, sizes[0] if sizes else 0)})
 
 
 def write_generation(generation: Mapping[str, Any], never: list[int]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from regard.pretrained.tokenizer_folder import as_template
 from regard.pretrained.weight_names import as_rule
 
 Words = Mapping[str, Any]
-ARCHITECTURES: dict[str, None] = dict.fromkeys(("llama", "qwen2", "qwen3", "gpt2"))
+_ARCHITECTURES: dict[str, None] = dict.fromkeys(("llama", "qwen2", "qwen3", "gpt2"))
 # GGUF's name -> our module, whose name in transformers the format knows
-TENSORS = {
+_TENSORS = {
     "token_embd": "embed.tokens",
     "position_embd": "embed.position.table",
     "output_norm": "norm",
@@ -45,9 +45,9 @@ TENSORS = {
     "ffn_up": "blocks.{}.feed_forward.inner",
     "ffn_down": "blocks.{}.feed_forward.outer",
 }
-PROJECTIONS = ("attn_q", "attn_k", "attn_v")
+_PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 # keys below the architecture -> theirs in config.json
-KEYS = {
+_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -58,7 +58,7 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-GPT2_KEYS = {
+_GPT2_KEYS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
     "block_count": "n_layer",
@@ -67,28 +67,28 @@ GPT2_KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
 # that say nothing which these do not, or are compared with them
-OTHERS = ("vocab_size", "attention.value_length", "rope.dimension_count", "tensor_data_layout")
-OTHERS += ("rope.scaling.finetuned",)
-SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor"}
-FREQS = "rope_freqs.weight"
-BESIDE = ("tokenizer.json", "vocab.json", "tokenizer.model")  # files in which a tokenizer may lie
+_OTHERS = ("vocab_size", "attention.value_length", "rope.dimension_count", "tensor_data_layout")
+_OTHERS += ("rope.scaling.finetuned",)
+_SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor"}
+_FREQS = "rope_freqs.weight"
+_BESIDE = ("tokenizer.json", "vocab.json", "tokenizer.model")  # files in which a tokenizer may lie
 
 
 def as_folder(raw: Path, folder: Path) -> None:
     """Write config.json, weights and tokenizer for what the reader of a GGUF file has written."""
     metadata = read_json(raw / "raw.json", MOST_BYTES)
     kind = str(metadata.get("general.architecture"))
-    lookup("general.architecture", kind[:60], ARCHITECTURES)
+    lookup("general.architecture", kind[:60], _ARCHITECTURES)
     files = [read_header(path) for path in sorted(raw.glob("*.safetensors"))]
     tensors = Weights({name: entry for file in files for name, entry in file.items()})
     config = _config(metadata, kind, tensors)
     write_json(folder / "config.json", config)
-    if not any((folder / name).exists() for name in BESIDE):
+    if not any((folder / name).exists() for name in _BESIDE):
         _write_tokenizer(metadata, folder)
     places: dict[str, str] = {}
     for number, file in enumerate(files, 1):  # one after the other, as each takes its memory
         named = dict(
-            _converted(name, x, kind, config) for name, x in Weights(file).items() if name != FREQS
+            _converted(name, x, kind, config) for name, x in Weights(file).items() if name != _FREQS
         )
         path = folder / f"model-{number:05}-of-{len(files):05}.safetensors"
         save_file(named, path)
@@ -98,12 +98,12 @@ def as_folder(raw: Path, folder: Path) -> None:
 
 def _config(metadata: Words, kind: str, tensors: Weights) -> dict[str, Any]:
     """Return the config.json of transformers; a key that is not known is refused."""
-    keys = GPT2_KEYS if kind == "gpt2" else KEYS
+    keys = _GPT2_KEYS if kind == "gpt2" else _KEYS
     given = {
         key.removeprefix(f"{kind}."): x for key, x in metadata.items() if key.startswith(f"{kind}.")
     }
     for key in given:
-        if key not in keys and key not in OTHERS and (kind == "gpt2" or key not in SCALING):
+        if key not in keys and key not in _OTHERS and (kind == "gpt2" or key not in _SCALING):
             raise UsageError(f"{kind}.{key}={given[key]!s:.40} is not supported")
     for key in keys:
         if key not in given and key not in (
@@ -162,8 +162,8 @@ def _attention(given: Words, theirs: Words, tensors: Weights) -> dict[str, Any]:
         raise UsageError(f"rope.scaling.type={kind!s:.40} is not supported; only linear is")
     if kind == "linear" and factor not in (0, 1):  # which is what llama.cpp takes it for
         scaling = {"rope_type": "linear", "factor": factor}
-    if FREQS in tensors:
-        scaling = _llama3(tensors[FREQS], size, made["rope_theta"])
+    if _FREQS in tensors:
+        scaling = _llama3(tensors[_FREQS], size, made["rope_theta"])
     return {**made, "rope_parameters": {**scaling, "rope_theta": made["rope_theta"]}}
 
 
@@ -182,15 +182,15 @@ def _llama3(factors: Tensor, size: int, base: float) -> dict[str, Any]:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192,
             }
-    raise UsageError(f"{FREQS} stretches positions in a way that is not known")
+    raise UsageError(f"{_FREQS} stretches positions in a way that is not known")
 
 
 def _converted(name: str, x: Tensor, kind: str, config: Words) -> tuple[str, Tensor]:
     """Return a tensor as transformers has it: its name, rotary pairs as halves, or transposed."""
     match = re.fullmatch(r"(?:blk\.(\d{1,4})\.)?([a-z_]+)\.(weight|bias)", name)
-    ours, table = TENSORS.get(match[2], "") if match else "", FORMATS[kind].weight_table()
+    ours, table = _TENSORS.get(match[2], "") if match else "", FORMATS[kind].weight_table()
     rule = as_rule(table[ours], GPTConfig()) if ours in table else None
-    part = PROJECTIONS.index(match[2]) if match and match[2] in PROJECTIONS else None
+    part = _PROJECTIONS.index(match[2]) if match and match[2] in _PROJECTIONS else None
     if (
         match is None
         or rule is None
@@ -222,7 +222,7 @@ class Splits:
 
 
 _DIGITS = Splits(digits=True)
-SPLITS: dict[str, Splits] = {  # by tokenizer.ggml.pre
+_SPLITS: dict[str, Splits] = {  # by tokenizer.ggml.pre
     "gpt-2": Splits(),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Splits(LLAMA3_PATTERN, whole=True)),
@@ -231,26 +231,26 @@ SPLITS: dict[str, Splits] = {  # by tokenizer.ggml.pre
     "deepseek-r1-qwen": Splits(QWEN_PATTERN),
     "tekken": Splits(TEKKEN_PATTERN, whole=True),
 }
-UNUSED = 5  # a type of pieces
-REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
+_UNUSED = 5  # a type of pieces
+_REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside it and import the folder"
 
 
 def _write_tokenizer(metadata: Words, folder: Path) -> None:
     """Write the tokenizer that the metadata describe, if that can be done exactly."""
     pieces, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if not isinstance(pieces, list) or not isinstance(types, list) or len(pieces) != len(types):
-        raise UsageError(f"it has no tokenizer; {REMEDY}")
+        raise UsageError(f"it has no tokenizer; {_REMEDY}")
     readers = {"gpt2": _byte_level, "llama": _sentencepiece}
     model = metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str) or model not in readers:
-        raise UsageError(f"tokenizer.ggml.model={model!s:.40} cannot be rebuilt exactly; {REMEDY}")
+        raise UsageError(f"tokenizer.ggml.model={model!s:.40} cannot be rebuilt exactly; {_REMEDY}")
     file = readers[model](metadata, list(map(str, pieces)), types)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in roles.items()}
     ids = {role: n for role, n in ids.items() if type(n) is int and 0 <= n < len(pieces)}
     settings |= {f"{role}_token": pieces[number] for role, number in ids.items()}
-    splits = SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), Splits())
+    splits = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), Splits())
     usual = {"bos": model == "llama" or splits.whole, "eos": False}
     before, after = (
         [ids[role]]
@@ -270,9 +270,9 @@ def _write_tokenizer(metadata: Words, folder: Path) -> None:
 def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[str, Any]:
     """Describe a byte-level BPE tokenizer."""
     name = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(name, str) or name not in SPLITS:
-        raise UsageError(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {REMEDY}")
-    splits = SPLITS[name]
+    if not isinstance(name, str) or name not in _SPLITS:
+        raise UsageError(f"tokenizer.ggml.pre={name!s:.40} cannot be rebuilt exactly; {_REMEDY}")
+    splits = _SPLITS[name]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     cut = [{"type": "Digits", "individual_digits": True}] * splits.digits
     pattern = {"pattern": {"Regex": splits.pattern}, "behavior": "Isolated", "invert": False}
@@ -293,7 +293,7 @@ def _byte_level(metadata: Words, pieces: list[str], types: list[Any]) -> dict[st
             "vocab": {
                 piece: i
                 for i, (piece, kind) in enumerate(zip(pieces, types, strict=True))
-                if kind != UNUSED
+                if kind != _UNUSED
             },
             "merges": metadata.get("tokenizer.ggml.merges"),
             "ignore_merges": splits.whole,
@@ -305,9 +305,11 @@ def _sentencepiece(metadata: Words, pieces: list[str], types: list[Any]) -> dict
     """Describe a SentencePiece BPE tokenizer with bytes for what it has no piece for."""
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(pieces):
-        raise UsageError(f"its tokenizer has no scores; {REMEDY}")
+        raise UsageError(f"its tokenizer has no scores; {_REMEDY}")
     if "tokenizer.ggml.precompiled_charsmap" in metadata or spm.USER in types:
-        raise UsageError(f"a character map or pieces of a user cannot be rebuilt exactly; {REMEDY}")
+        raise UsageError(
+            f"a character map or pieces of a user cannot be rebuilt exactly; {_REMEDY}"
+        )
     model = spm.SentencePieceModel(
         [(piece, float(s), k) for piece, s, k in zip(pieces, scores, types, strict=True)],
         spm.BPE,
@@ -316,5 +318,5 @@ def _sentencepiece(metadata: Words, pieces: list[str], types: list[Any]) -> dict
         strip=metadata.get("tokenizer.ggml.remove_extra_whitespaces", False) is True,
     )
     if len(model.of(spm.UNKNOWN)) != 1:
-        raise UsageError(f"its tokenizer has not one piece for what is unknown; {REMEDY}")
+        raise UsageError(f"its tokenizer has not one piece for what is unknown; {_REMEDY}")
     return spm.as_tokenizer_json(model)

@@ -7,10 +7,10 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import errors_in, read_json, write_json
 
-FILE = "preprocessor_config.json"
+_FILE = "preprocessor_config.json"
 # Pillow's numbers of the ways to resize
-RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-MOST_SIZE = 4096
+_RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_MOST_SIZE = 4096
 
 
 def read_processor(folder: str | Path, image: int, channels: int) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def read_processor(folder: str | Path, image: int, channels: int) -> dict[str, A
 
     A model without such a file was made for images of a size, with numbers from -1 to 1.
     """
-    path = Path(folder) / FILE
+    path = Path(folder) / _FILE
     theirs = read_json(path) if path.is_file() else {}
     with errors_in(path):
         return _read(theirs, image, channels)
@@ -42,10 +42,10 @@ def _read(theirs: Mapping[str, Any], image: int, channels: int) -> dict[str, Any
     if size is not None and theirs.get("do_resize", True) is not False:
         made["size"] = _side(size)
     resample = 2 if theirs.get("resample") is None else theirs["resample"]
-    if type(resample) is not int or resample not in RESAMPLES:
-        known = ", ".join(f"{number} ({name})" for number, name in RESAMPLES.items())
+    if type(resample) is not int or resample not in _RESAMPLES:
+        known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLES.items())
         raise UsageError(f"resample={str(resample)[:40]} is not supported; known are {known}")
-    made["resample"] = RESAMPLES[resample]
+    made["resample"] = _RESAMPLES[resample]
     if theirs.get("do_normalize", True) is not False:
         for ours, key, least in (("mean", "image_mean", 0), ("std", "image_std", 1e-6)):
             values = theirs.get(key, 0.5)
@@ -65,8 +65,8 @@ def _side(size: Any) -> int:
     side = sides[0] if sides else None
     if any(other != side for other in sides) or not isinstance(side, int) or isinstance(side, bool):
         raise UsageError(f"size={str(size)[:60]} is not supported; only squares are")
-    if not 0 < side <= MOST_SIZE:
-        raise UsageError(f"size={side}; expected 1 to {MOST_SIZE} pixels")
+    if not 0 < side <= _MOST_SIZE:
+        raise UsageError(f"size={side}; expected 1 to {_MOST_SIZE} pixels")
     return side
 
 
@@ -74,7 +74,7 @@ def write_processor(folder: Path, image: Mapping[str, Any]) -> None:
     """Write how images are prepared."""
     side = image.get("size")
     square = {"height": side, "width": side}
-    numbers = {ours: number for number, ours in RESAMPLES.items()}
+    numbers = {ours: number for number, ours in _RESAMPLES.items()}
     crop, edge = image.get("fit", "stretch") == "crop", image.get("edge") or side
     cut = crop or image.get("edge") is not None
     theirs: dict[str, Any] = {
@@ -90,4 +90,4 @@ def write_processor(folder: Path, image: Mapping[str, Any]) -> None:
         theirs |= {"do_center_crop": True, "crop_size": square}
     if image.get("mean"):
         theirs |= {"image_mean": list(image["mean"]), "image_std": list(image["std"])}
-    write_json(folder / FILE, theirs)
+    write_json(folder / _FILE, theirs)

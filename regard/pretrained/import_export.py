@@ -27,7 +27,7 @@ from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizer
 from regard.settings import fill, setting
 
 # format -> the settings it takes beside out
-EXPORTS = {"ctranslate2": {"quantization"}, "huggingface": {"dtype", "max_shard"}}
+_EXPORTS = {"ctranslate2": {"quantization"}, "huggingface": {"dtype", "max_shard"}}
 
 # an encoder of images within what it was trained by, from a folder, a model and its config
 Whole = Callable[[Path, nn.Module, dict[str, Any]], Any]
@@ -45,7 +45,7 @@ class ExportSettings:
     """Settings of `export`."""
 
     out: Path | None = setting(None, "folder to write the model to")
-    format: str = setting("huggingface", "tool to write for", choices=EXPORTS)
+    format: str = setting("huggingface", "tool to write for", choices=_EXPORTS)
     dtype: str = setting("float32", "huggingface: type of the weights", choices=EXPORT_DTYPES)
     max_shard: int | None = setting(None, "huggingface: MB of a file of weights", min=1, max=10**6)
     quantization: str | None = setting(
@@ -128,7 +128,7 @@ def export_model(folder: Path, given: Mapping[str, Any], whole: Whole) -> Path:
     settings = fill(ExportSettings, given)
     if settings.out is None:
         raise UsageError("out is missing; add out=FOLDER for the exported model")
-    for key in sorted(given.keys() - {"format", "out"} - EXPORTS[settings.format]):
+    for key in sorted(given.keys() - {"format", "out"} - _EXPORTS[settings.format]):
         raise UsageError(f"{key}= is not for format={settings.format}; leave it out")
     if is_foreign(folder):
         model, config, tokenizers = read_checkpoint(folder)

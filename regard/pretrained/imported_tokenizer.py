@@ -26,14 +26,14 @@ from regard.pretrained.tokenizer_checks import (
     check_part,
 )
 
-KIND = "foreign"
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_KIND = "foreign"
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 MOST_FRAME = 16  # tokens around a text
-FRAME_TEXTS = {"single": ("A",), "pair": ("A", "B")}
+_FRAME_TEXTS = {"single": ("A",), "pair": ("A", "B")}
 # what a token may be for; pad, bos and eos are there in every tokenizer of ours
 ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep", "begin")
 # a space before these is an artefact of splitting into words
-CLEAN = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+_CLEAN = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 def _byte_letters() -> dict[str, int]:
@@ -80,7 +80,9 @@ class ImportedTokenizer:
         """Take what a tokenizer.json says, all of it checked, and what else is known."""
         self.about = about
         inner = json.dumps(file, ensure_ascii=False)
-        outer = json.dumps({"regard_tokenizer": KIND, "about": _as_json(about)}, ensure_ascii=False)
+        outer = json.dumps(
+            {"regard_tokenizer": _KIND, "about": _as_json(about)}, ensure_ascii=False
+        )
         self.text = f'{outer[:-1]}, "tokenizer": {inner}}}\n'
         try:
             self.sha = hashlib.sha256(self.text.encode()).hexdigest()
@@ -123,7 +125,7 @@ class ImportedTokenizer:
         path = Path(path)
         file = read_json(path, MOST_BYTES)
         with errors_in(path):
-            if file.get("regard_tokenizer") != KIND or not isinstance(file.get("about"), dict):
+            if file.get("regard_tokenizer") != _KIND or not isinstance(file.get("about"), dict):
                 raise UsageError("not a tokenizer that was imported")
             return cls(checked(file.get("tokenizer")), _from_json(file["about"]))
 
@@ -230,7 +232,7 @@ class ImportedTokenizer:
 
     def _encode(self, texts: Sequence[str], specials: bool, fast: bool) -> list[Any]:
         for text in texts:
-            half = HALF_CHARACTER.search(text)
+            half = _HALF_CHARACTER.search(text)
             if half:
                 code = f"surrogate U+{ord(half[0]):04X}"
                 raise UsageError(f"half a character ({code}) in a text; read its file as UTF-8")
@@ -291,7 +293,7 @@ class ImportedTokenizer:
         if self.about.names is not None:  # Marian's way
             text = text.strip()
         if self.about.clean:
-            for space in CLEAN:
+            for space in _CLEAN:
                 text = text.replace(space, space.strip())
         return text
 
@@ -373,7 +375,7 @@ def _from_json(given: Mapping[str, Any]) -> About:
     if not isinstance(specials, dict) or not set(specials) <= set(ROLES):
         raise UsageError(f"'specials' are {specials!r:.40}")
     _ids("specials", list(specials.values()))
-    single, pair = (_ids(key, given.get(key), texts) for key, texts in FRAME_TEXTS.items())
+    single, pair = (_ids(key, given.get(key), texts) for key, texts in _FRAME_TEXTS.items())
     types, ends = (_ids(key, given.get(key, [])) for key in ("types", "ends"))
     if len(types) != len(pair):
         raise UsageError(f"'types' are {list(types)}; expected {len(pair)} of them")

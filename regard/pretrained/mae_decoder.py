@@ -29,7 +29,7 @@ from regard.pretrained.weight_conversion import compare, convert, to_theirs
 from regard.pretrained.weight_names import Rule, within
 
 ARCHITECTURE = "ViTMAEForPreTraining"
-KEYS = (
+_KEYS = (
     Key("mask_share", "mask_ratio", 0.75),
     Key("target", "norm_pix_loss", False, {False: "pixels", True: "normalised"}),
     Key("depth", "decoder_num_hidden_layers", 8),
@@ -38,17 +38,17 @@ KEYS = (
     Key("block.ffn_width", "decoder_intermediate_size", 2048),
 )
 # as in the encoder, which writes them
-ENCODER_KEYS = (
+_ENCODER_KEYS = (
     activation("hidden_act", "gelu"),
     Key("block.norm_eps", "layer_norm_eps", 1e-12),
     Key("block.dropout", "hidden_dropout_prob", 0.0),
     Key("block.attention_dropout", "attention_probs_dropout_prob", 0.0),
 )
-DECODER = Format(
+_DECODER = Format(
     "vit_mae",
     "mae",
     {ARCHITECTURE: Architecture("pretrain")},
-    KEYS,
+    _KEYS,
     {
         "enter": "decoder_embed",
         "mask.weight": Rule(("mask_token",), "row"),
@@ -61,11 +61,14 @@ DECODER = Format(
     ignored=(r"^(?!decoder\.)",),  # the encoder's
 )
 # some versions of transformers write the layers by another name
-LAYERS, OTHER_LAYERS = "decoder.decoder_layers.", re.compile(r"^decoder\.decoder_encoder\.layer\.")
+_LAYERS, _OTHER_LAYERS = (
+    "decoder.decoder_layers.",
+    re.compile(r"^decoder\.decoder_encoder\.layer\."),
+)
 
 
 def _read(theirs: Theirs) -> MAEConfig:
-    return read_keys(MAEConfig, without_nulls(theirs), (*KEYS, *ENCODER_KEYS), {})
+    return read_keys(MAEConfig, without_nulls(theirs), (*_KEYS, *_ENCODER_KEYS), {})
 
 
 def read_decoder_config(theirs: Theirs) -> dict[str, Any]:
@@ -78,14 +81,14 @@ def read_decoder_config(theirs: Theirs) -> dict[str, Any]:
 def import_decoder(folder: Path, encoder: nn.Module, known: Any) -> Any:
     """Build the decoder of a public checkpoint around its encoder."""
     weights = open_weights(folder)
-    names = {OTHER_LAYERS.sub(LAYERS, name): name for name in weights}
+    names = {_OTHER_LAYERS.sub(_LAYERS, name): name for name in weights}
     shapes = {name: weights.entries[own].shape for name, own in names.items()}
 
     def read(wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with errors_in(folder):
-            places = compare(DECODER, None, wanted, shapes)
+            places = compare(_DECODER, None, wanted, shapes)
         places = {name: names[place] for name, place in places.items()}
-        return convert(DECODER, None, wanted, weights, places)
+        return convert(_DECODER, None, wanted, weights, places)
 
     return build_rest(folder, encoder, known, read)
 
@@ -96,7 +99,7 @@ def export_with_decoder(
     """Return config and weights of a decoder and its encoder, if one class of theirs holds both."""
     plain = VIT_MAE.canonical(encoder)
     try:
-        theirs = {**VIT_MAE.write_config(plain, "pretrain"), **write_keys(whole.config, KEYS)}
+        theirs = {**VIT_MAE.write_config(plain, "pretrain"), **write_keys(whole.config, _KEYS)}
         again = VIT_MAE.read_config(theirs, ARCHITECTURE)
         if differing(plain, again) or differing(whole.config, _read(theirs)):
             return None
@@ -104,4 +107,4 @@ def export_with_decoder(
         return None
     rest = {n: p for n, p in float_state(whole).items() if not n.startswith("encoder.")}
     inner = to_theirs(VIT_MAE, plain, float_state(whole.encoder), ARCHITECTURE)
-    return theirs, {**inner, **to_theirs(DECODER, None, rest)}
+    return theirs, {**inner, **to_theirs(_DECODER, None, rest)}

@@ -15,10 +15,10 @@ from regard.models.bert import Bert, BertConfig
 from regard.models.protocols import Model
 
 # a network -> the same with a gate
-GATES = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "swish": "swiglu"}
+_GATES = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "swish": "swiglu"}
 # so far below the epsilon of a norm, it divides all vectors by the same number
-SMALL = 1e-5
-MAX_LOGIT = 1e12
+_SMALL = 1e-5
+_MAX_LOGIT = 1e12
 
 
 def modernbert_config(config: BertConfig) -> BertConfig | None:
@@ -35,7 +35,7 @@ def modernbert_config(config: BertConfig) -> BertConfig | None:
         (block.norm, "layer"),
         (block.bias, True),
     )
-    if any(one != other for one, other in same) or block.feed_forward not in GATES:
+    if any(one != other for one, other in same) or block.feed_forward not in _GATES:
         return None
     if config.labels >= block.width:
         raise UsageError(
@@ -49,7 +49,7 @@ def modernbert_config(config: BertConfig) -> BertConfig | None:
         transform="dense",
         transform_bias=False,
         head_act="gelu",
-        block=replace(block, feed_forward=GATES[block.feed_forward]),
+        block=replace(block, feed_forward=_GATES[block.feed_forward]),
     )
 
 
@@ -95,9 +95,9 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
     # no vector after the last norm is longer than this
     longest = sqrt(len(norm)) * float(norm.abs().max()) + float(bias.double().norm())
     most = max(1e-6, longest * float(matrix.norm(dim=1).max()))
-    if most > MAX_LOGIT:
+    if most > _MAX_LOGIT:
         raise UsageError(f"the head's logits may be as large as {most:.0e}, which no norm holds")
-    scale = 2.0 ** ceil(log2(2 * most / SMALL))
+    scale = 2.0 ** ceil(log2(2 * most / _SMALL))
     return (matrix * (2 * sqrt(eps) / scale)).float(), scale  # of something small, gelu is the half
 
 
@@ -105,7 +105,7 @@ def _linear(head: Tensor, norm: Tensor, bias: Tensor, config: BertConfig) -> tup
 def from_modernbert(model: nn.Module) -> Any:
     """Return the plain model that a ModernBERT was made of, or the ModernBERT if it is another."""
     config: Any = model.config
-    plain = {gated: network for network, gated in GATES.items()}.get(config.block.feed_forward)
+    plain = {gated: network for network, gated in _GATES.items()}.get(config.block.feed_forward)
     if (config.head, config.pool, config.transform) != ("classify", "mean", "dense"):
         return model
     if plain is None or config.depth < 2 or config.labels >= config.block.width:

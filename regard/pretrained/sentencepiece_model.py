@@ -15,11 +15,11 @@ from regard.errors import UsageError
 from regard.files import errors_in, read_bounded
 from regard.pretrained.tokenizer_checks import LONGEST_PIECE, MOST_PIECES, check_map
 
-MOST_BYTES = 16 * 2**20
-MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter
-NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of pieces
-UNIGRAM, BPE = 1, 2  # types of models
-SPACE = "▁"
+_MOST_BYTES = 16 * 2**20
+_MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter
+_NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of pieces
+_UNIGRAM, BPE = 1, 2  # types of models
+_SPACE = "▁"
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SentencePieceModel:
     """The pieces of a SentencePiece model and how it normalizes a text."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)  # with score and type
-    kind: int = UNIGRAM
+    kind: int = _UNIGRAM
     byte_fallback: bool = False
     charsmap: bytes = b""
     add_prefix: bool = True  # a space is put before a text
@@ -45,7 +45,7 @@ class SentencePieceModel:
 
 def read_model(path: Path) -> SentencePieceModel:
     """Read a SentencePiece file, or say what is wrong with it."""
-    data = read_bounded(path, MOST_BYTES)
+    data = read_bounded(path, _MOST_BYTES)
     with errors_in(path):
         try:
             model = _parse(data)
@@ -62,7 +62,7 @@ def _parse(data: bytes) -> SentencePieceModel:
     for number, value in _fields(data):
         if number == 1:
             piece = dict(_fields(value))
-            text, kind = bytes(piece.get(1, b"")).decode(), piece.get(3, NORMAL)
+            text, kind = bytes(piece.get(1, b"")).decode(), piece.get(3, _NORMAL)
             (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
             if not text or len(text) > LONGEST_PIECE or not abs(score) <= 1e9:
                 raise UsageError(f"the piece {text!r:.40} with the score {score}")
@@ -71,7 +71,7 @@ def _parse(data: bytes) -> SentencePieceModel:
                 raise UsageError(f"over {MOST_PIECES:,} pieces")
         elif number == 2:
             trainer = dict(_fields(value))
-            model.kind = trainer.get(3, UNIGRAM)
+            model.kind = trainer.get(3, _UNIGRAM)
             model.byte_fallback = bool(trainer.get(35, 0))
             suffix = bool(trainer.get(24, 0))
         elif number == 3:
@@ -84,7 +84,7 @@ def _parse(data: bytes) -> SentencePieceModel:
         raise UsageError("a piece is there twice")
     if len(model.of(UNKNOWN)) != 1:
         raise UsageError("not a SentencePiece model: it has no piece for what is unknown")
-    if model.kind not in (UNIGRAM, BPE) or suffix or not escaped:
+    if model.kind not in (_UNIGRAM, BPE) or suffix or not escaped:
         raise UsageError(
             "a SentencePiece model that is neither Unigram nor BPE, or spaced otherwise"
         )
@@ -133,9 +133,9 @@ def as_tokenizer_json(
         spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
         own.append(spaces)
     if model.add_prefix:
-        own.append({"type": "Prepend", "prepend": SPACE})
-    own.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
-    decoders: list[Any] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
+        own.append({"type": "Prepend", "prepend": _SPACE})
+    own.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    decoders: list[Any] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
     decoders += [{"type": "ByteFallback"}] if model.byte_fallback else []
     decoders += [{"type": "Fuse"}]
     if model.add_prefix:
@@ -147,7 +147,7 @@ def as_tokenizer_json(
         "normalizer": {"type": "Sequence", "normalizers": own},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _unigram(model) if model.kind == UNIGRAM else _bpe(model),
+        "model": _unigram(model) if model.kind == _UNIGRAM else _bpe(model),
     }
 
 
@@ -158,7 +158,7 @@ def special(number: int, name: str) -> dict[str, Any]:
 
 def _unigram(model: SentencePieceModel) -> dict[str, Any]:
     """Give pieces that a user defined the score at which SentencePiece always takes them."""
-    best = max((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
+    best = max((score for _, score, kind in model.pieces if kind == _NORMAL), default=0.0)
     vocab = [
         [piece, len(piece.encode()) * best - 0.1 if kind == USER else score]
         for piece, score, kind in model.pieces
@@ -173,14 +173,14 @@ def _unigram(model: SentencePieceModel) -> dict[str, Any]:
 
 def _bpe(model: SentencePieceModel) -> dict[str, Any]:
     """Find the merges of a BPE model: every way to join two pieces to a third, best score first."""
-    if sum(len(piece) for piece, _, _ in model.pieces) > MOST_LETTERS:
-        raise UsageError(f"pieces of over {MOST_LETTERS:,} letters; expected fewer")
+    if sum(len(piece) for piece, _, _ in model.pieces) > _MOST_LETTERS:
+        raise UsageError(f"pieces of over {_MOST_LETTERS:,} letters; expected fewer")
     vocab = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
-    plain = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER)}
+    plain = {piece for piece, _, kind in model.pieces if kind in (_NORMAL, USER)}
     merges = [
         (-score, vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
         for piece, score, kind in model.pieces
-        if kind in (NORMAL, USER)
+        if kind in (_NORMAL, USER)
         for cut in range(1, len(piece))
         if piece[:cut] in plain and piece[cut:] in plain
     ]
@@ -204,7 +204,7 @@ def write_model(file: Mapping[str, Any]) -> bytes:
     bytes_too = {f"<0x{byte:02X}>" for byte in range(256)} if model["byte_fallback"] else set()
     data = bytearray()
     for number, (piece, score) in enumerate(model["vocab"]):
-        kind = UNKNOWN if number == model["unk_id"] else CONTROL if number in added else NORMAL
+        kind = UNKNOWN if number == model["unk_id"] else CONTROL if number in added else _NORMAL
         kind = BYTE if piece in bytes_too else kind
         score = struct.pack("<f", score)
         data += _bytes(1, _bytes(1, piece.encode()) + b"\x15" + score + b"\x18" + bytes([kind]))

@@ -19,24 +19,24 @@ from regard.errors import UsageError
 from regard.files import read_json, refuse, replacing, system_error, write_json
 from regard.models.folder import MOST_PARAMETERS
 
-MOST_HEADER = 32 * 2**20
-MOST_VALUES = 3_000_000  # in a header, which bounds what it takes in memory
+_MOST_HEADER = 32 * 2**20
+_MOST_VALUES = 3_000_000  # in a header, which bounds what it takes in memory
 MOST_SHARDS = 1000
-MOST_AXES = 8
-LONGEST_NAME = 250
-MOST_SHARD = 5 * 10**9  # bytes of a file that is written, as others do
+_MOST_AXES = 8
+_LONGEST_NAME = 250
+_MOST_SHARD = 5 * 10**9  # bytes of a file that is written, as others do
 NAME = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PLAIN_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
+_PLAIN_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
 # bytes a number of each kind takes
 SIZES = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1},
     **{"U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
 }
-FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = ("F64", "F32", "F16", "BF16")
 # weights that are written in a way that can run code, or in that of another tool
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-OTHERS = {  # what other tools write -> their name, in the order in which it is looked for
+_OTHERS = {  # what other tools write -> their name, in the order in which it is looked for
     "*.onnx": "ONNX",
     "onnx/*.onnx": "ONNX",
     "dict.*.txt": "fairseq",
@@ -54,7 +54,7 @@ OTHERS = {  # what other tools write -> their name, in the order in which it is 
     "*.pth": "PyTorch",
     "*.ckpt": "PyTorch",
 }
-READS = (
+_READS = (
     "Regard reads its own folders, transformers' (config.json with safetensors) and, by import, "
     f"{BIN} and GGUF"
 )
@@ -87,9 +87,9 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self.entries[name]
-        if entry.kind not in FLOATS:
+        if entry.kind not in _FLOATS:
             raise UsageError(
-                f"{entry.path}: {name} is {entry.kind}; expected {', '.join(FLOATS)}, "
+                f"{entry.path}: {name} is {entry.kind}; expected {', '.join(_FLOATS)}, "
                 "so save the model without quantising it"
             )
         try:
@@ -155,14 +155,14 @@ def no_weights(folder: Path) -> UsageError:
     has_config = (folder / "config.json").exists()
     if has_config and any((folder / name).exists() for name in (BIN, BIN_INDEX)):
         return import_first(folder)
-    found = ((path, tool) for name, tool in OTHERS.items() for path in folder.glob(name))
+    found = ((path, tool) for name, tool in _OTHERS.items() for path in folder.glob(name))
     path, tool = next(found, (None, ""))
     if path is not None:
         shown = path.relative_to(folder)
-        return UsageError(f"{folder}: found {shown}, a model of {tool}; {READS}")
+        return UsageError(f"{folder}: found {shown}, a model of {tool}; {_READS}")
     if has_config:
         return UsageError(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
-    return UsageError(f"{folder}: no config.json, so there is no model; {READS}")
+    return UsageError(f"{folder}: no config.json, so there is no model; {_READS}")
 
 
 def _read_index(folder: Path) -> dict[str, Entry]:
@@ -173,7 +173,7 @@ def _read_index(folder: Path) -> dict[str, Entry]:
         raise UsageError(f"{path}: no weight_map; expected the file of every weight")
     files: dict[str, list[str]] = {}
     for name, file in names.items():
-        if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
+        if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
             raise UsageError(
                 f"{path}: {name!r:.60} is in {file!r:.60}; "
                 "expected the name of a .safetensors file in the same folder"
@@ -207,15 +207,15 @@ def read_header(path: Path) -> dict[str, Entry]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= size - 8:
                 raise damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
-            if length > MOST_HEADER:
+            if length > _MOST_HEADER:
                 raise UsageError(
-                    f"{path}: a header over {MOST_HEADER >> 20} MB; expected a small one"
+                    f"{path}: a header over {_MOST_HEADER >> 20} MB; expected a small one"
                 )
             data = file.read(length)
     except OSError as error:
         raise refuse(error, path) from error
-    if sum(data.count(mark) for mark in b",[{:") > MOST_VALUES:
-        raise UsageError(f"{path}: a header of over {MOST_VALUES:,} values; expected a small one")
+    if sum(data.count(mark) for mark in b",[{:") > _MOST_VALUES:
+        raise UsageError(f"{path}: a header of over {_MOST_VALUES:,} values; expected a small one")
     try:
         header = json.loads(data.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -226,7 +226,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     places: list[tuple[int, int, str]] = []
     for name, entry in header.items():
-        if len(name) > LONGEST_NAME or not name.isprintable():
+        if len(name) > _LONGEST_NAME or not name.isprintable():
             raise damaged(path, f"a tensor is named {name!r:.60}")
         kind, shape, start, end = _tensor(path, name, entry)
         entries[name] = Entry(path, kind, shape)
@@ -258,7 +258,7 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], in
     kind, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in SIZES:
         raise UsageError(f"{path}: {name} is {kind!r:.40}; known are {', '.join(SIZES)}")
-    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_whole, shape)):
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_whole, shape)):
         raise damaged(path, f"{name} has the shape {shape!r:.60}")
     if not isinstance(place, list) or len(place) != 2 or not all(map(_whole, place)):
         raise damaged(path, f"{name} lies at {place!r:.60}")
@@ -276,7 +276,7 @@ def _whole(value: Any) -> bool:
 
 
 def write_shards(
-    folder: str | Path, tensors: Mapping[str, Tensor], max_shard: int = MOST_SHARD
+    folder: str | Path, tensors: Mapping[str, Tensor], max_shard: int = _MOST_SHARD
 ) -> list[str]:
     """Write weights as one file, or as several and an index when they are large."""
     folder = Path(folder)

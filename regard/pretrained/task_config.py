@@ -13,21 +13,21 @@ from regard.pretrained.feature_extractor import read_extractor, write_extractor
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.pretrained.mae_decoder import read_decoder_config
 
-MOST_LABELS = 1_000_000
-LONGEST_LABEL = 200
+_MOST_LABELS = 1_000_000
+_LONGEST_LABEL = 200
 # their problem_type: what the logits of labels mean
-ONE_LABEL, MANY_LABELS = "single_label_classification", "multi_label_classification"
-VALUE = "regression"
-PROBLEM_TYPES = (None, ONE_LABEL, MANY_LABELS, VALUE)
+_ONE_LABEL, _MANY_LABELS = "single_label_classification", "multi_label_classification"
+_VALUE = "regression"
+_PROBLEM_TYPES = (None, _ONE_LABEL, _MANY_LABELS, _VALUE)
 # how sentence-transformers names the ways to make one vector of many
-POOLINGS = {
+_POOLINGS = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
 # of our config, kept in theirs as regard_KEY, which transformers keeps and does not ask
-KEPT = {
+_KEPT = {
     "classify": ("max_length",),  # where long texts are cut
     "tag": ("max_length",),
     "language": ("running", "context"),  # what a model of running text was trained on
@@ -38,7 +38,7 @@ KEPT = {
 def read_task_config(folder: Path, theirs: Theirs, task: str, config: Any) -> dict[str, Any]:
     """Return what a task knows beside the model, as the config.json of a folder of ours has it."""
     made: dict[str, Any] = {}
-    for read in READERS.get(task, ()):
+    for read in _READERS.get(task, ()):
         made |= read(folder, theirs, config)
     return made
 
@@ -46,7 +46,7 @@ def read_task_config(folder: Path, theirs: Theirs, task: str, config: Any) -> di
 def _kept(task: str) -> Callable[[Path, Theirs, Any], dict[str, Any]]:
     """Return a reader of what we keep in their config.json where we export."""
     return lambda folder, theirs, config: {
-        key: theirs[f"regard_{key}"] for key in KEPT[task] if f"regard_{key}" in theirs
+        key: theirs[f"regard_{key}"] for key in _KEPT[task] if f"regard_{key}" in theirs
     }
 
 
@@ -55,21 +55,21 @@ def _labels(theirs: Theirs) -> list[str]:
     names = theirs.get("id2label")
     if not isinstance(names, dict):
         count = theirs.get("num_labels", 2)
-        count = count if isinstance(count, int) and 0 < count <= MOST_LABELS else 2
+        count = count if isinstance(count, int) and 0 < count <= _MOST_LABELS else 2
         return [f"LABEL_{number}" for number in range(count)]
-    if not 0 < len(names) <= MOST_LABELS or set(names) != {str(n) for n in range(len(names))}:
+    if not 0 < len(names) <= _MOST_LABELS or set(names) != {str(n) for n in range(len(names))}:
         raise UsageError(f"config.json: id2label has {len(names)} classes; expected 0, 1 and so on")
     labels = [names[str(number)] for number in range(len(names))]
     for label in labels:
-        if not isinstance(label, str) or len(label) > LONGEST_LABEL:
+        if not isinstance(label, str) or len(label) > _LONGEST_LABEL:
             raise UsageError(f"config.json: the label {label!r:.40} is no short text")
     return labels
 
 
 def _problem_type(theirs: Theirs) -> str | None:
     kind = theirs.get("problem_type")
-    if kind not in PROBLEM_TYPES:
-        known = ", ".join(PROBLEM_TYPES[1:])
+    if kind not in _PROBLEM_TYPES:
+        known = ", ".join(_PROBLEM_TYPES[1:])
         raise UsageError(f"problem_type={kind!r:.40}; expected one of {known}")
     return kind
 
@@ -80,15 +80,15 @@ def _read_tags(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
 
 def _read_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     labels, kind = _labels(theirs), _problem_type(theirs)
-    if kind == VALUE and len(labels) > 1:
+    if kind == _VALUE and len(labels) > 1:
         raise UsageError(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
     given = {"problem_type": kind} if kind else {}
-    return {"labels": labels, "several": kind == MANY_LABELS, **given}
+    return {"labels": labels, "several": kind == _MANY_LABELS, **given}
 
 
 def _read_image_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     labels, kind = _labels(theirs), _problem_type(theirs)
-    if kind not in (None, ONE_LABEL) or len(labels) == 1:
+    if kind not in (None, _ONE_LABEL) or len(labels) == 1:
         raise UsageError(
             f"problem_type={kind} with {len(labels)} labels is not supported for images; only one "
             "of several labels is"
@@ -127,9 +127,9 @@ def _read_pooling(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     path = folder / "1_Pooling" / "config.json"
     if path.is_file():
         modes = [key for key, on in read_json(path).items() if key[:13] == "pooling_mode_" and on]
-        if len(modes) != 1 or modes[0] not in POOLINGS:
-            raise UsageError(f"{path}: {str(modes)[:80]}; expected one of {', '.join(POOLINGS)}")
-        made["pooling"] = POOLINGS[modes[0]]
+        if len(modes) != 1 or modes[0] not in _POOLINGS:
+            raise UsageError(f"{path}: {str(modes)[:80]}; expected one of {', '.join(_POOLINGS)}")
+        made["pooling"] = _POOLINGS[modes[0]]
     path = folder / "modules.json"
     if path.is_file():
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -147,7 +147,7 @@ def _read_pooling(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
 
 
 # task -> what is read for it
-READERS: dict[str, tuple[Callable[[Path, Theirs, Any], dict[str, Any]], ...]] = {
+_READERS: dict[str, tuple[Callable[[Path, Theirs, Any], dict[str, Any]], ...]] = {
     "images": (_read_image_classes, _read_images),
     "pretrain": (_read_images,),
     "classify": (_read_classes, _kept("classify")),
@@ -185,10 +185,10 @@ def write_task_config(
     if isinstance(labels, list):
         theirs["id2label"] = {str(number): label for number, label in enumerate(labels)}
         theirs["label2id"] = {label: number for number, label in enumerate(labels)}
-        kind = config.get("problem_type", MANY_LABELS if config.get("several") is True else None)
+        kind = config.get("problem_type", _MANY_LABELS if config.get("several") is True else None)
         theirs |= {"problem_type": kind} if kind else {}
     if config["task"] != "translate" or task != "translate":
-        kept = KEPT.get(config["task"], ())
+        kept = _KEPT.get(config["task"], ())
         theirs |= {
             f"regard_{key}": config[key] for key in kept if config.get(key) not in (None, "")
         }
@@ -206,7 +206,7 @@ def write_task_config(
 
 def _write_pooling(folder: Path, config: Mapping[str, Any], width: int) -> None:
     """Write how one vector is made of many, as sentence-transformers has it."""
-    modes = {key: ours == config["pooling"] for key, ours in POOLINGS.items()}
+    modes = {key: ours == config["pooling"] for key, ours in _POOLINGS.items()}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     modules += [("2_Normalize", "Normalize")] if config.get("normalise") else []

@@ -16,13 +16,13 @@ from regard.files import errors_in
 
 MOST_BYTES = 40 * 2**20  # of a tokenizer's file
 MOST_PIECES = 1_000_000
-MOST_MERGES = 2_000_000
-MOST_ADDED = 50_000
+_MOST_MERGES = 2_000_000
+_MOST_ADDED = 50_000
 LONGEST_PIECE = 4096
-LONGEST_TEXT = 64  # that a part may put in, take out or look for
-MOST_PARTS = 32
-MOST_GROWTH = 16  # times that replacing may lengthen a text
-LONGEST_MAPPED = 256  # bytes that a character map may put in the place of one character
+_LONGEST_TEXT = 64  # that a part may put in, take out or look for
+_MOST_PARTS = 32
+_MOST_GROWTH = 16  # times that replacing may lengthen a text
+_LONGEST_MAPPED = 256  # bytes that a character map may put in the place of one character
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
@@ -91,8 +91,8 @@ def flag(value: Any) -> bool:
 
 def text(value: Any) -> str:
     """Let through a short text."""
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise UsageError(f"{value!r:.40} is not a text of at most {LONGEST_TEXT} characters")
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+        raise UsageError(f"{value!r:.40} is not a text of at most {_LONGEST_TEXT} characters")
     if any("\ud800" <= c <= "\udfff" for c in value):
         raise UsageError(f"{value!r:.40} holds half a character")
     return value
@@ -182,7 +182,7 @@ def check_map(data: bytes) -> None:
     where = np.frombuffer(texts, np.uint8)
     if starts.max(initial=0) >= len(texts) or ((where[starts] & 0xC0) == 0x80).any():
         raise UsageError("a character map that leads outside of its texts")
-    if max(map(len, texts.split(b"\0"))) > LONGEST_MAPPED:
+    if max(map(len, texts.split(b"\0"))) > _LONGEST_MAPPED:
         raise UsageError("a character map that makes long texts of single characters")
 
 
@@ -190,9 +190,9 @@ def check_map(data: bytes) -> None:
 
 Table = Mapping[str, Mapping[str, Callable[[Any], Any]]]
 
-BEHAVIOUR = one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-BYTE_LEVEL = {"add_prefix_space": flag, "trim_offsets": flag, "use_regex": flag}
-METASPACE = {
+_BEHAVIOUR = one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_BYTE_LEVEL = {"add_prefix_space": flag, "trim_offsets": flag, "use_regex": flag}
+_METASPACE = {
     "replacement": letter,
     "str_rep": text,
     "prepend_scheme": one_of("always", "never", "first"),
@@ -200,7 +200,7 @@ METASPACE = {
     "split": flag,
 }
 
-NORMALIZERS: Table = {
+_NORMALIZERS: Table = {
     "BertNormalizer": {
         "clean_text": flag,
         "handle_chinese_chars": flag,
@@ -220,21 +220,21 @@ NORMALIZERS: Table = {
     "Replace": {"pattern": pattern, "content": text},
     "Precompiled": {"precompiled_charsmap": character_map},
 }
-PRE_TOKENIZERS: Table = {
+_PRE_TOKENIZERS: Table = {
     "BertPreTokenizer": {},
-    "ByteLevel": BYTE_LEVEL,
-    "Metaspace": METASPACE,
+    "ByteLevel": _BYTE_LEVEL,
+    "Metaspace": _METASPACE,
     "Whitespace": {},
     "WhitespaceSplit": {},
     "UnicodeScripts": {},
-    "Punctuation": {"behavior": BEHAVIOUR},
+    "Punctuation": {"behavior": _BEHAVIOUR},
     "Digits": {"individual_digits": flag},
-    "Split": {"pattern": pattern, "behavior": BEHAVIOUR, "invert": flag},
+    "Split": {"pattern": pattern, "behavior": _BEHAVIOUR, "invert": flag},
 }
-DECODERS: Table = {
+_DECODERS: Table = {
     "WordPiece": {"prefix": text, "cleanup": flag},
-    "ByteLevel": BYTE_LEVEL,
-    "Metaspace": METASPACE,
+    "ByteLevel": _BYTE_LEVEL,
+    "Metaspace": _METASPACE,
     "ByteFallback": {},
     "Fuse": {},
     "Strip": {"content": letter, "start": count, "stop": nothing},
@@ -243,9 +243,9 @@ DECODERS: Table = {
 }
 # the key of tokenizer.json -> its known parts, and the key of the parts in a sequence of them
 PARTS: dict[str, tuple[Table, str]] = {
-    "normalizer": (NORMALIZERS, "normalizers"),
-    "pre_tokenizer": (PRE_TOKENIZERS, "pretokenizers"),
-    "decoder": (DECODERS, "decoders"),
+    "normalizer": (_NORMALIZERS, "normalizers"),
+    "pre_tokenizer": (_PRE_TOKENIZERS, "pretokenizers"),
+    "decoder": (_DECODERS, "decoders"),
 }
 
 
@@ -255,11 +255,11 @@ def check_part(kind: str, value: Any) -> dict[str, Any] | None:
         return None
     table, inner = PARTS[kind]
     parts = _flat(kind, value, inner, 0)
-    if len(parts) > MOST_PARTS:
-        raise UsageError(f"{len(parts)} parts in its {kind}; expected at most {MOST_PARTS}")
+    if len(parts) > _MOST_PARTS:
+        raise UsageError(f"{len(parts)} parts in its {kind}; expected at most {_MOST_PARTS}")
     parts = [_known(kind, part, table) for part in parts]
     growth = math.prod(_growth(part) for part in parts)
-    if growth > MOST_GROWTH:
+    if growth > _MOST_GROWTH:
         raise UsageError(f"its {kind} makes texts up to {growth:,.0f} times as long")
     return parts[0] if len(parts) == 1 else {"type": "Sequence", inner: parts}
 
@@ -271,8 +271,8 @@ def _flat(kind: str, value: Any, inner: str, depth: int) -> list[Any]:
     if value.get("type") != "Sequence":
         return [value]
     members = value.get(inner)
-    if not isinstance(members, list) or len(members) > MOST_PARTS:
-        raise UsageError(f"its {kind} is a sequence without at most {MOST_PARTS} {inner}")
+    if not isinstance(members, list) or len(members) > _MOST_PARTS:
+        raise UsageError(f"its {kind} is a sequence without at most {_MOST_PARTS} {inner}")
     return [part for member in members for part in _flat(kind, member, inner, depth + 1)]
 
 
@@ -403,8 +403,8 @@ def check_merges(merges: Any, vocab: Mapping[str, int], prefix: str) -> list[lis
 
     The prefix of a piece that goes on a word is left out where it is joined.
     """
-    if not isinstance(merges, list) or len(merges) > MOST_MERGES:
-        raise UsageError(f"it has no list of at most {MOST_MERGES:,} merges")
+    if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
+        raise UsageError(f"it has no list of at most {_MOST_MERGES:,} merges")
     cut = len(prefix)
     pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
     for pair in pairs:
@@ -425,7 +425,7 @@ def _whole(text: str) -> None:
         raise UsageError("half a character in its vocabulary") from error
 
 
-ADDED = {
+_ADDED = {
     "single_word": flag,
     "lstrip": flag,
     "rstrip": flag,
@@ -436,20 +436,20 @@ ADDED = {
 
 def check_added(added: Any) -> list[dict[str, Any]]:
     """Let through tokens that are found in a text before it is split."""
-    if not isinstance(added, list) or len(added) > MOST_ADDED:
-        raise UsageError(f"its added_tokens are not a list of at most {MOST_ADDED:,}")
+    if not isinstance(added, list) or len(added) > _MOST_ADDED:
+        raise UsageError(f"its added_tokens are not a list of at most {_MOST_ADDED:,}")
     made = []
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
             raise UsageError(f"{token!r:.40} in its added_tokens is not a token")
         name = token["content"]
-        if not 0 < len(name) <= 4 * LONGEST_TEXT:
+        if not 0 < len(name) <= 4 * _LONGEST_TEXT:
             raise UsageError(f"the added token {name!r:.40} is empty or too long")
         _whole(name)
         kept = {"id": check_id(token.get("id"), MOST_PIECES), "content": name}
         if kept["id"] is None:
             raise UsageError(f"the added token {name!r:.40} has no id")
-        for key, check in ADDED.items():
+        for key, check in _ADDED.items():
             # each is given, as the library wants them all
             kept[key] = check(token.get(key, key == "normalized" and not token.get("special")))
         made.append(kept)

@@ -32,7 +32,7 @@ from regard.pretrained.tokenizer_checks import (
 )
 
 # names of special tokens in well-known vocabularies, where a folder does not name them
-NAMES: dict[str, tuple[str, ...]] = {
+_NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
     "mask": ("[MASK]", "<mask>"),
@@ -46,7 +46,7 @@ _QWEN = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isola
 _CLIP = {"type": "Split", "pattern": {"Regex": CLIP_PATTERN}, "behavior": "Removed"}
 _ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
 # byte-level BPE that differs from GPT-2's: normalizer, pre-tokenizer, and what ends a word
-BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+_BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     **dict.fromkeys(("qwen2", "qwen3"), (_NFC, {**_QWEN, "invert": False}, "")),
     "gpt_neox": (_NFC, None, ""),
     **dict.fromkeys(
@@ -58,18 +58,18 @@ BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         ),
     ),
 }
-ENDS = ("bos", "eos")
-SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
+_ENDS = ("bos", "eos")
+_SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model")
 # fairseq's vocabularies: special tokens before the pieces of a SentencePiece model, of which so
 # many are then left out
-FAIRSEQ: dict[str, tuple[tuple[str, ...], int]] = {
+_FAIRSEQ: dict[str, tuple[tuple[str, ...], int]] = {
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
     "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }
 
 
 # tokenizer classes that put special tokens of their own around a text, without "Tokenizer"
-CLASSES: dict[str, Template] = {
+_CLASSES: dict[str, Template] = {
     **dict.fromkeys(("Albert", "Bert", "DistilBert", "Electra"), BERT_TEMPLATE),
     **dict.fromkeys(("Deberta", "DebertaV2"), BERT_TEMPLATE),
     **dict.fromkeys(("Bart", "Camembert", "MPNet", "Roberta", "XLMRoberta"), ROBERTA_TEMPLATE),
@@ -106,7 +106,7 @@ class Source:
         """
         named = self.settings.get("tokenizer_class")
         if isinstance(named, str):
-            return CLASSES.get(named.removesuffix("Fast").removesuffix("Tokenizer"))
+            return _CLASSES.get(named.removesuffix("Fast").removesuffix("Tokenizer"))
         own = not self.open_ended and self.model_type != "modernbert"
         return self.template if own or self.model_type == "gpt_neox" else None
 
@@ -154,7 +154,7 @@ def read_tokenizers(folder: str | Path, config: Mapping[str, Any] | None = None)
         ("tokenizer.json",): _read_file,
         ("vocab.txt",): _read_wordpiece,
         ("vocab.json", "merges.txt"): _read_bytes,
-        **{(name,): _read_spm for name in SENTENCEPIECE},
+        **{(name,): _read_spm for name in _SENTENCEPIECE},
     }
     for names, read in readers.items():
         if all(map(source.has, names)):
@@ -210,7 +210,7 @@ def _read_bytes(source: Source, path: Path) -> Pair:
     """Read pieces and merges that are made of bytes, as GPT-2 and those after it have them."""
     lines = read_text(path.with_name("merges.txt"), MOST_BYTES).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and line[:8] != "#version"]
-    normalizer, split, suffix = BYTE_LEVEL.get(source.model_type, (None, None, ""))
+    normalizer, split, suffix = _BYTE_LEVEL.get(source.model_type, (None, None, ""))
     byte_level = {
         "type": "ByteLevel",
         "trim_offsets": True,
@@ -248,8 +248,8 @@ def _read_spm(source: Source, path: Path) -> Pair:
         name = source.name("mask") or "[MASK]"
         if name not in {piece for piece, _, _ in model.pieces}:
             model.pieces.append((name, 0.0, spm.CONTROL))
-    elif source.model_type in FAIRSEQ:
-        first, left = FAIRSEQ[source.model_type]
+    elif source.model_type in _FAIRSEQ:
+        first, left = _FAIRSEQ[source.model_type]
         kinds = {"<unk>": spm.UNKNOWN}
         rest = [*model.pieces[left:], ("<mask>", 0.0, spm.CONTROL)]
         model.pieces = [(name, 0.0, kinds.get(name, spm.CONTROL)) for name in first] + rest
@@ -335,7 +335,7 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
         for name, number in read_json(source.folder / "added_tokens.json", MOST_BYTES).items():
             special = name in {source.name(role) for role in ROLES}
             yield {"content": name, "id": number, "special": special}
-    for role, known in NAMES.items():
+    for role, known in _NAMES.items():
         value = source.settings.get(f"{role}_token")
         for name in known if value is None else (source.name(role) or "",):
             if name in vocab:
@@ -352,7 +352,7 @@ def _about(
     """Find the ids of special tokens, and what stands around a text."""
     pieces = max(ids.values()) + 1
     specials: dict[str, int] = {}
-    for role, known in NAMES.items():
+    for role, known in _NAMES.items():
         named = source.name(role) or ""
         number = source.config.get(f"{role}_token_id")
         number = number[0] if isinstance(number, list) and number else number
@@ -370,8 +370,8 @@ def _about(
     template = source.template
     if told is not None:
         template = source.class_template
-    elif source.open_ended and any(f"add_{role}_token" in source.settings for role in ENDS):
-        before, after = ([role] * source.flag(f"add_{role}_token", False) for role in ENDS)
+    elif source.open_ended and any(f"add_{role}_token" in source.settings for role in _ENDS):
+        before, after = ([role] * source.flag(f"add_{role}_token", False) for role in _ENDS)
         one, other = ([*before, text, *after] for text in "AB")
         types = (0,) * len(one) + (1,) * len(other)
         template = Template(tuple(one), tuple(one + other), types)

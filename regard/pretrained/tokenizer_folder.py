@@ -17,13 +17,17 @@ from regard.pretrained.imported_tokenizer import LETTERS, Frame, ImportedTokeniz
 from regard.pretrained.tokenizer_files import read_tokenizers
 
 # how a file of ours begins -> what it holds
-KINDS: dict[str, Any] = {"characters": Characters, "foreign": ImportedTokenizer}
-SIDES = ("source", "target")
+_KINDS: dict[str, Any] = {"characters": Characters, "foreign": ImportedTokenizer}
+_SIDES = ("source", "target")
 # before pieces and bytes of what is written, where they are beside those of what is read
-TARGET, TARGET_BYTE = "<to>", "<byte>"
-BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")  # settings that joining does not ask
-OWN_NAMES: dict[str, str | None] = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
-OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
+_TARGET, _TARGET_BYTE = "<to>", "<byte>"
+_BYTE_LEVEL = (
+    "add_prefix_space",
+    "trim_offsets",
+    "use_regex",
+)  # settings that joining does not ask
+_OWN_NAMES: dict[str, str | None] = dict(zip(("pad", "bos", "eos", "unk"), SPECIALS, strict=True))
+_OURS = "regard_tokenizer.json"  # beside another tool's tokenizer.json, in a model that we exported
 
 
 def load_tokenizer_file(path: Path) -> Any:
@@ -34,7 +38,9 @@ def load_tokenizer_file(path: Path) -> Any:
             head = file.read(100)
     except OSError:
         head = b""
-    named = (cls for kind, cls in KINDS.items() if f'"regard_tokenizer": "{kind}"'.encode() in head)
+    named = (
+        cls for kind, cls in _KINDS.items() if f'"regard_tokenizer": "{kind}"'.encode() in head
+    )
     return next(named, SubwordTokenizer).load(path)
 
 
@@ -45,11 +51,11 @@ def load_tokenizers(folder: str | Path, public: bool | None = None) -> tuple[Any
     """
     folder = Path(folder)
     public = is_huggingface(folder) if public is None else public
-    one = folder / (OURS if public else "tokenizer.json")
+    one = folder / (_OURS if public else "tokenizer.json")
     if one.exists():
         both = load_tokenizer_file(one)
         return both, both
-    pair = [folder / f"{side}_tokenizer.json" for side in SIDES]
+    pair = [folder / f"{side}_tokenizer.json" for side in _SIDES]
     if public and not all(path.exists() for path in pair):
         return read_tokenizers(folder)
     source, target = (load_tokenizer_file(path) for path in pair)
@@ -73,7 +79,7 @@ def save_tokenizers(folder: Path, pair: tuple[Any, Any]) -> None:
 
 
 def _save_sides(folder: Path, pair: tuple[Any, Any]) -> None:
-    for side, tokenizer in zip(SIDES, pair, strict=True):
+    for side, tokenizer in zip(_SIDES, pair, strict=True):
         tokenizer.save(folder / f"{side}_tokenizer.json")
 
 
@@ -93,9 +99,9 @@ def export_tokenizers(folder: Path, pair: tuple[Any, Any], config: Mapping[str, 
         running = config["task"] == "language" and config.get("running") is True
         frame = _own_frame(source, config["task"])
         _write(
-            folder, _own(source, running), frame, SPECIALS, OWN_NAMES, False, _own_settings(config)
+            folder, _own(source, running), frame, SPECIALS, _OWN_NAMES, False, _own_settings(config)
         )
-        source.save(folder / OURS)
+        source.save(folder / _OURS)
 
 
 def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, Any]) -> None:
@@ -109,7 +115,7 @@ def _export_sides(folder: Path, source: Any, target: Any, config: Mapping[str, A
             "train with vocabularies=joint to export"
         )
     tables = []
-    for side, tokenizer in zip(SIDES, (source, target), strict=True):
+    for side, tokenizer in zip(_SIDES, (source, target), strict=True):
         write_atomically(folder / f"{side}.spm", spm.write_model(tokenizer.file))
         named = {name: n for n, name in enumerate(tokenizer.names) if name is not None}
         tables.append(named)
@@ -145,9 +151,9 @@ def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, 
         vocab = [*model["vocab"], *([name, least] for name in names)]
     parts: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": prefix}, "content": ""}
-        for prefix in (TARGET, TARGET_BYTE)
+        for prefix in (_TARGET, _TARGET_BYTE)
     ]
-    parts += [dict.fromkeys(BYTE_LEVEL, True) | {"type": "ByteLevel"}]
+    parts += [dict.fromkeys(_BYTE_LEVEL, True) | {"type": "ByteLevel"}]
     parts += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -157,7 +163,7 @@ def _export_joined(folder: Path, source: Any, target: Any, config: Mapping[str, 
     file |= {"model": {**model, "vocab": vocab}, "added_tokens": added}
     file |= {"decoder": {"type": "Sequence", "decoders": parts}}
     frame = _own_frame(source, config["task"])
-    _write(folder, file, frame, SPECIALS, OWN_NAMES, False, _own_settings(config))
+    _write(folder, file, frame, SPECIALS, _OWN_NAMES, False, _own_settings(config))
     _save_sides(folder, (source, target))
 
 
@@ -168,10 +174,10 @@ def _target_names(model: Mapping[str, Any]) -> list[str]:
         pieces = [piece for piece, _ in vocab]
     else:
         pieces = sorted(vocab, key=lambda piece: vocab[piece])
-    names = [TARGET + piece for piece in SPECIALS]
-    names += [TARGET_BYTE + letters[byte] for byte in range(256)]
+    names = [_TARGET + piece for piece in SPECIALS]
+    names += [_TARGET_BYTE + letters[byte] for byte in range(256)]
     for piece in pieces[len(FIRST) :]:
-        names.append(TARGET + "".join(letters[byte] for byte in piece.encode()))
+        names.append(_TARGET + "".join(letters[byte] for byte in piece.encode()))
     return names
 
 

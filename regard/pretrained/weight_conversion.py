@@ -163,12 +163,12 @@ def resolved_rules(
     return rules
 
 
-LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def _rule(name: str, table: WeightNames, config: Any) -> Rule | None:
     """Return the rule of a parameter: its own row, or that of its module."""
-    row = LAYER_NUMBER.sub("{}", name)
+    row = _LAYER_NUMBER.sub("{}", name)
     module, _, leaf = row.rpartition(".")
     if row in table:
         rule = as_rule(table[row], config)
@@ -176,5 +176,5 @@ def _rule(name: str, table: WeightNames, config: Any) -> Rule | None:
         rule = as_rule(table[module], config).renamed(lambda other: f"{other}.{leaf}")
     else:
         return None
-    numbers = LAYER_NUMBER.findall(name)
+    numbers = _LAYER_NUMBER.findall(name)
     return rule.renamed(lambda other: other.format(*numbers))

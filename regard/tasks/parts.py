@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from regard.viewer.picture import Picture
 
 OnText = Callable[[str], None]  # is given a text piece by piece while it is generated
-NOT_DECODING = ("alignment_head", "rules")  # keys of generation_config.json that are no settings
+_NOT_DECODING = ("alignment_head", "rules")  # keys of generation_config.json that are no settings
 
 
 class Answer(Named):
@@ -283,7 +283,7 @@ class Predictor(Generic[A]):
     def defaults(self) -> dict[str, Any]:
         """The model's own defaults of a run, as generation_config.json has them."""
         told = self.config.get("generation", {})
-        return {key: value for key, value in told.items() if key not in NOT_DECODING}
+        return {key: value for key, value in told.items() if key not in _NOT_DECODING}
 
     def check(self, settings: Any) -> Any:
         """Settings of run, eval or look that fit the model, or a refusal."""

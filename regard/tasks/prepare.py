@@ -44,10 +44,10 @@ from regard.training.run_folder import exit_code, locked
 from regard.training.step import Trainable, measure
 
 # what recipe.json says of the last plan outside of the list of all
-PLANNED = ("steps", "warmup", "valid_every", "valid_share")
-PLANNED += ("seconds_a_step", "seconds_a_validation")
+_PLANNED = ("steps", "warmup", "valid_every", "valid_share")
+_PLANNED += ("seconds_a_step", "seconds_a_validation")
 # settings of tasks that say how many rows a validation decodes
-ROWS_DECODED = ("valid_sentences", "valid_images", "valid_sounds")
+_ROWS_DECODED = ("valid_sentences", "valid_images", "valid_sounds")
 
 
 @dataclass(frozen=True)
@@ -353,14 +353,14 @@ def train(
 def planned(plans: Sequence[Plan]) -> dict[str, Any]:
     """What recipe.json says of the plans of a run: the last one, then all of them."""
     rows = [plan.to_json() for plan in plans]
-    return {**{key: rows[-1][key] for key in PLANNED}, "plans": rows}
+    return {**{key: rows[-1][key] for key in _PLANNED}, "plans": rows}
 
 
 def plans_of(recipe: Mapping[str, Any]) -> list[Plan]:
     """Read the plans of a run, of which one of before has only one."""
     if "plans" in recipe:
         return [Plan.from_json(row) for row in recipe["plans"]]
-    kept = {key: recipe[key] for key in PLANNED if key in recipe}
+    kept = {key: recipe[key] for key in _PLANNED if key in recipe}
     return [Plan.from_json({"warmup": recipe["settings"].get("warmup"), **kept})]
 
 
@@ -417,7 +417,7 @@ def _plan(values: Mapping[str, Any], run: PreparedRun, started: float) -> Plan:
     settings, training = run.settings, run.training
     if settings.minutes is None:
         return make_plan(settings, epoch=_epoch(settings, training))
-    if any(values.get(key) is not None for key in ROWS_DECODED):
+    if any(values.get(key) is not None for key in _ROWS_DECODED):
         training.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
     cost = measure(run.runner.model, training, settings, run.folder, whole)

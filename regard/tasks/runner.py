@@ -29,8 +29,8 @@ from regard.tasks.frame.recipe import parameters
 from regard.tasks.parts import Answer, Codec, OnText, Streaming, System, Task
 from regard.viewer.picture import Picture
 
-READ = "read_"  # keys of config.json that say how the data of the training were read
-READ_AS = ("column", "metric")  # such keys without that beginning
+_READ = "read_"  # keys of config.json that say how the data of the training were read
+_READ_AS = ("column", "metric")  # such keys without that beginning
 
 A = TypeVar("A", bound=Answer)
 
@@ -131,8 +131,8 @@ class Runner(Generic[A]):
     def eval_settings(self, settings: Mapping[str, Any]) -> Any:
         """Settings of an evaluation, completed by how the data of the training were read."""
         known = self.task.Eval.__dataclass_fields__
-        read = {key: self.config.get(READ + key) for key in known}
-        read |= {key: self.config.get(key) for key in READ_AS if key in known}
+        read = {key: self.config.get(_READ + key) for key in known}
+        read |= {key: self.config.get(key) for key in _READ_AS if key in known}
         told = {key: value for key, value in read.items() if isinstance(value, str) and value}
         return self._filled(self.task.Eval, {**told, **settings})
 

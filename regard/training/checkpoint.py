@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.files import refuse, sha256, sync_folder, system_error, write_atomically
 
-MANIFEST = "manifest.json"
+_MANIFEST = "manifest.json"
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -39,7 +39,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
             save_tensors(temporary / f"{name}.safetensors", group)
         write_atomically(temporary / "counters.json", json.dumps(counters, indent=1))
         hashes = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
-        write_atomically(temporary / MANIFEST, json.dumps(hashes, indent=1))
+        write_atomically(temporary / _MANIFEST, json.dumps(hashes, indent=1))
         if path.exists():
             shutil.rmtree(path)
         os.rename(temporary, path)
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
 def is_complete(path: Path) -> bool:
     """True if a checkpoint has every file of its manifest, with the right hash."""
     try:
-        hashes = json.loads((path / MANIFEST).read_text())
+        hashes = json.loads((path / _MANIFEST).read_text())
         needed = {"counters.json", *(file.name for file in path.glob("*.safetensors"))}
         return needed <= hashes.keys() and all(
             sha256(path / name) == hash for name, hash in hashes.items()

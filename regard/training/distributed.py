@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from regard import native
 
-PEER_TIMEOUT = 1800  # seconds to wait for the other processes
-CACHE_LINE = 64  # bytes
+_PEER_TIMEOUT = 1800  # seconds to wait for the other processes
+_CACHE_LINE = 64  # bytes
 # exit codes of a process that has finished, or was asked to stop and has saved
-STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def rank() -> int:
@@ -94,7 +94,7 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
     reader.start()
     try:
         while any(child.poll() is None for child in children):
-            if ended := [child for child in children if child.poll() not in (None, *STOPPED)]:
+            if ended := [child for child in children if child.poll() not in (None, *_STOPPED)]:
                 first = first or ended[0]
                 time.sleep(1)  # let the one that failed first print why
                 for child in children:
@@ -104,7 +104,7 @@ def launch(count: int, words: list[str]) -> dict[str, Any]:
         for number, handler in before.items():
             signal.signal(number, handler)
     reader.join()
-    if failed := [child.returncode for child in children if child.returncode not in STOPPED]:
+    if failed := [child.returncode for child in children if child.returncode not in _STOPPED]:
         if children[0].returncode < 0:
             errors.seek(0)
             sys.stderr.buffer.write(errors.read())
@@ -154,7 +154,7 @@ class SharedSum:
         """Lay out memory of `bytes_needed` bytes."""
         size = world_size()
         values = torch.frombuffer(
-            memory, dtype=dtype, count=(size + 1) * count, offset=CACHE_LINE * size
+            memory, dtype=dtype, count=(size + 1) * count, offset=_CACHE_LINE * size
         )
         self.rows, self.sums = values[:-count].view(size, count), values[-count:]
         # for each process a counter of barriers and a norm, on a cache line of its own
@@ -167,7 +167,7 @@ class SharedSum:
     @staticmethod
     def bytes_needed(count: int, dtype: torch.dtype) -> int:
         """Return the size of the shared memory for sums of so many numbers."""
-        return CACHE_LINE * world_size() + (world_size() + 1) * count * dtype.itemsize
+        return _CACHE_LINE * world_size() + (world_size() + 1) * count * dtype.itemsize
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -178,7 +178,7 @@ class SharedSum:
             tries += 1
             if tries > 1000:  # it takes longer, so leave the processor to others
                 time.sleep(0.0002)
-                if time.monotonic() - started > PEER_TIMEOUT:
+                if time.monotonic() - started > _PEER_TIMEOUT:
                     raise RuntimeError("another process of this training does not answer")
 
     def reduce(self, max_norm: float = math.inf) -> tuple[Tensor, float]:

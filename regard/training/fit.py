@@ -44,7 +44,7 @@ from regard.training.run_folder import (
 )
 from regard.training.step import LoopSettings, Trainable, one_step, train_mode
 
-MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
+_MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
 
 
 @dataclass
@@ -363,10 +363,10 @@ class Fit:
             return
         counters["skipped"] += 1
         counters["skipped_in_a_row"] += 1
-        if counters["skipped_in_a_row"] >= MAX_SKIPPED:
+        if counters["skipped_in_a_row"] >= _MAX_SKIPPED:
             kept = self.checkpoints.exists()
             raise UsageError(
-                f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite "
+                f"{_MAX_SKIPPED} steps in a row had a loss or gradient that is not finite "
                 f"(loss {loss}, gradient {norm}, step {counters['step']}); "
                 f"try a lower learning rate than lr={self.settings.lr} or a longer warmup"
                 + (f"; the last good weights are in {self.checkpoints}" if kept else "")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MOST_WEIGHT = 100.0  # of a label in the loss
-IMBALANCED = 5  # times as often: labels that the user should hear of
+_MOST_WEIGHT = 100.0  # of a label in the loss
+_IMBALANCED = 5  # times as often: labels that the user should hear of
 
 
 def _balanced(counts: np.ndarray, rows: int) -> np.ndarray:
@@ -32,13 +32,13 @@ def class_weights(
     if weigh is None:
         return None
     weights = (rows - counts) / np.maximum(counts, 1) if multilabel else weigh(counts, rows)
-    return torch.from_numpy(np.clip(weights, 1 / MOST_WEIGHT, MOST_WEIGHT).astype(np.float32))
+    return torch.from_numpy(np.clip(weights, 1 / _MOST_WEIGHT, _MOST_WEIGHT).astype(np.float32))
 
 
 def imbalance_notes(counts: np.ndarray, labels: Sequence[str], name: str) -> list[str]:
     """Say that some labels are much rarer than others, if no class weights make up for it."""
     low, high = int(counts.argmin()), int(counts.argmax())
-    if CLASS_WEIGHTS[name] is not None or counts[high] < IMBALANCED * max(1, counts[low]):
+    if CLASS_WEIGHTS[name] is not None or counts[high] < _IMBALANCED * max(1, counts[low]):
         return []
     return [
         f"uneven labels: {labels[high]!r:.40} occurs {int(counts[high]):,} times, "

@@ -39,7 +39,7 @@ SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
 
 
 # options of a group that the kernel takes to be the same in all groups
-SHARED = ("betas", "eps", "amsgrad", "maximize")
+_SHARED = ("betas", "eps", "amsgrad", "maximize")
 
 
 class NativeAdamW(AdamW):
@@ -61,7 +61,7 @@ class NativeAdamW(AdamW):
         ]
         first = used[0][1]
         beta1, beta2 = first["betas"]
-        alike = all(group[key] == first[key] for _, group, _ in used for key in SHARED)
+        alike = all(group[key] == first[key] for _, group, _ in used for key in _SHARED)
         plain = alike and closure is None and not (first["amsgrad"] or first["maximize"])
         if plain and native.adamw(rows, beta1, beta2, first["eps"]):
             for count in counts:

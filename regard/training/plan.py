@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, Protocol
 
 from regard.errors import UsageError
 
-WARMUP_SHARE = 0.1  # of all steps
-MAX_WARMUP = 4000
-VALIDATIONS = 12  # of a run; a long one has more:
-MAX_INTERVAL = 1000  # steps between validations
-MIN_VALIDATIONS = 4  # before each of them decodes fewer rows
+_WARMUP_SHARE = 0.1  # of all steps
+_MAX_WARMUP = 4000
+_VALIDATIONS = 12  # of a run; a long one has more:
+_MAX_INTERVAL = 1000  # steps between validations
+_MIN_VALIDATIONS = 4  # before each of them decodes fewer rows
 MIN_DECODED = 50  # rows that a validation decodes
-VALIDATION_SHARE = 0.15  # of the time
-RESERVE = 0.03  # of the time, for the end
+_VALIDATION_SHARE = 0.15  # of the time
+_RESERVE = 0.03  # of the time, for the end
 MIN_TRAINING_SHARE = 0.5  # of the time, however long all else takes
 MIN_STEPS = 100  # in which a model may learn something
 # shares of a run at which it is planned again; the first steps tell whether the measure was right
-PLANNED_AT = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_PLANNED_AT = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Duration(Protocol):
@@ -90,7 +90,7 @@ class Plan:
         """Step before which the run is planned again, if it is."""
         if self.seconds is None:
             return None
-        for share in PLANNED_AT:
+        for share in _PLANNED_AT:
             if (ahead := share * self.steps - self.position) > 0:
                 left = (self.steps - self.step) / (self.steps - self.position)
                 step = self.step + max(1, math.ceil(ahead * left))
@@ -112,21 +112,21 @@ class Plan:
 
 def default_warmup(steps: int) -> int:
     """Return the warm-up steps of a run for which none are given."""
-    return min(MAX_WARMUP, int(WARMUP_SHARE * steps))
+    return min(_MAX_WARMUP, int(_WARMUP_SHARE * steps))
 
 
 def budget(
     seconds: float, cost: StepCost, valid_every: int | None = None, *, left: float = 1.0
 ) -> Budget:
     """Steps that fit into the share of a time that is left, with their validations."""
-    most = seconds * max(0.0, left - RESERVE)
+    most = seconds * max(0.0, left - _RESERVE)
     each, share = cost.save + cost.validation, 1.0
     if valid_every:
         steps = max(1, int(most / (cost.step + each / valid_every)))
         return Budget(steps, -(-steps // valid_every))
-    room = VALIDATION_SHARE * seconds * left
-    if cost.decoded > MIN_DECODED and MIN_VALIDATIONS * each > room:
-        share = (room / MIN_VALIDATIONS - cost.save) / cost.validation
+    room = _VALIDATION_SHARE * seconds * left
+    if cost.decoded > MIN_DECODED and _MIN_VALIDATIONS * each > room:
+        share = (room / _MIN_VALIDATIONS - cost.save) / cost.validation
         share = min(1.0, max(MIN_DECODED / cost.decoded, share))
         each = cost.save + share * cost.validation
     usual = math.ceil(left * _validations(seconds / cost.step))
@@ -136,7 +136,7 @@ def budget(
 
 
 def _validations(steps: float) -> int:
-    return max(VALIDATIONS, math.ceil(steps / MAX_INTERVAL))
+    return max(_VALIDATIONS, math.ceil(steps / _MAX_INTERVAL))
 
 
 def make_plan(
@@ -171,7 +171,7 @@ def make_plan(
     validation = None
     if cost is not None:
         validation = cost.save + share * cost.validation
-        if validations * validation > 2 * VALIDATION_SHARE * seconds:
+        if validations * validation > 2 * _VALIDATION_SHARE * seconds:
             notes.append(
                 f"a validation takes about {validation:.0f} s, much of the {seconds:.0f} s "
                 "there are; give a smaller part with valid=, or more minutes"

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-LOG_EVERY = 30.0  # seconds between two log lines
+_LOG_EVERY = 30.0  # seconds between two log lines
 
 
 class Progress:
@@ -30,7 +30,7 @@ class Progress:
         self.tokens += tokens
         now = time.perf_counter()
         passed = now - self.started
-        if self.logs and now - self.logged >= LOG_EVERY:
+        if self.logs and now - self.logged >= _LOG_EVERY:
             self.logged = now
             parts = [f"{self.what} {self.done:,} of {self.total:,}"]
             parts += [f"loss {loss:.3f}"] if loss is not None else []

@@ -25,7 +25,7 @@ from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import MIN_DECODED, StepCost
 
-MEASURING_SHARE = 0.05  # of the time, spent on timing steps
+_MEASURING_SHARE = 0.05  # of the time, spent on timing steps
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def measure(
     optimiser = build_optimiser(model, name=settings.optimiser, lr=0.0)
     times = []
     started = time.perf_counter()
-    number, limit = 0, min(8.0, MEASURING_SHARE * seconds)
+    number, limit = 0, min(8.0, _MEASURING_SHARE * seconds)
     with fast(model):
         while number < 5 or distributed.broadcast(
             time.perf_counter() - started < limit and number < 60

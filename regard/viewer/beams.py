@@ -9,18 +9,18 @@ from regard.viewer.fonts import cut
 from regard.viewer.panels import INK, LINE, MARGIN, SOFT, Sheet
 from regard.viewer.picture import Picture, Tree
 
-MAX_NODES = 4000  # of a tree that is shown
-PITCH, ROW = 0.85, 0.17  # inches from a token to the next, and from a line to the next
-LETTERS = 7.5
-WIDEST = 8  # font sizes of a token
-ACCENT = "#2f5bd8"  # as on the page
+_MAX_NODES = 4000  # of a tree that is shown
+_PITCH, _ROW = 0.85, 0.17  # inches from a token to the next, and from a line to the next
+_LETTERS = 7.5
+_WIDEST = 8  # font sizes of a token
+_ACCENT = "#2f5bd8"  # as on the page
 
 
 def place_nodes(tree: Tree) -> list[tuple[int, int]]:
     """Return step and line of each node; the best continuation stays on the line of its parent."""
-    if len(tree.nodes) > MAX_NODES:
+    if len(tree.nodes) > _MAX_NODES:
         raise UsageError(
-            f"{len(tree.nodes):,} hypotheses are too many to show, which is {MAX_NODES:,}; choose "
+            f"{len(tree.nodes):,} hypotheses are too many to show, which is {_MAX_NODES:,}; choose "
             "a smaller beam= or a shorter text"
         )
     children: dict[int, list[int]] = {}
@@ -60,26 +60,26 @@ def draw_tree(picture: Picture) -> Sheet:
         "beam",
         f"The search ended as {tree.end}." if tree.end else "",
     ]
-    width, top = max(6.0, steps * PITCH + 1.2), 0.85
-    height = lines * ROW + top + MARGIN
+    width, top = max(6.0, steps * _PITCH + 1.2), 0.85
+    height = lines * _ROW + top + MARGIN
     sheet = Sheet(width, height, [title, *notes, *tokens])
     sheet.write(title, MARGIN, 0.3, 11, room=width - 2 * MARGIN)
     for number, note in enumerate(notes):
         sheet.write(note, MARGIN, 0.5 + 0.17 * number, 7.5, SOFT, width - 2 * MARGIN)
-    axes = sheet.axes(MARGIN, top, width - 2 * MARGIN, lines * ROW)
-    axes.set(xlim=(0, (width - 2 * MARGIN) / PITCH), ylim=(lines, 0))
+    axes = sheet.axes(MARGIN, top, width - 2 * MARGIN, lines * _ROW)
+    axes.set(xlim=(0, (width - 2 * MARGIN) / _PITCH), ylim=(lines, 0))
     axes.set_axis_off()
     for node, token, (step, line) in zip(tree.nodes, tokens, places, strict=True):
         dropped = node.fate not in ("open", "finished")
-        colour = ACCENT if node.best else SOFT if dropped else INK
+        colour = _ACCENT if node.best else SOFT if dropped else INK
         if node.parent >= 0:
             before = places[node.parent]
             across = (before[0] + 0.06, step - 0.06)
             down = (before[1] + 0.75, line + 0.75) if before[1] != line else (line + 0.85,) * 2
-            axes.plot(across, down, color=ACCENT if node.best else LINE, linewidth=0.7)
+            axes.plot(across, down, color=_ACCENT if node.best else LINE, linewidth=0.7)
         score = f" {node.score:.2f}" if node.fate == "finished" else ""
-        shown = cut(sheet.spell(token), WIDEST) + score
-        style = sheet.style(LETTERS, colour)
+        shown = cut(sheet.spell(token), _WIDEST) + score
+        style = sheet.style(_LETTERS, colour)
         axes.text(step + 0.02, line + 0.6, shown, va="center", **style)
     return sheet
 

@@ -25,9 +25,9 @@ from regard.viewer.plot import plain
 Numbers = Mapping[str, Mapping[str, float]]
 
 # inches: before a plot for its ticks and label, above it for its title, under it
-LEFT, ABOVE, UNDER = 0.62, 0.3, 0.45
+_LEFT, _ABOVE, _UNDER = 0.62, 0.3, 0.45
 
-PAGE = (
+_PAGE = (
     HEAD
     + """<body>
 <main class="figure">
@@ -88,11 +88,11 @@ def draw_plots(
     """
     count = max(map(len, rows))
     widths = widths or [size[0]] * count
-    left, under = (0.12, 0.05) if bare else (LEFT, UNDER)
+    left, under = (0.12, 0.05) if bare else (_LEFT, _UNDER)
     width = 2 * MARGIN + sum(widths) + left * count
     lines = lines_of(notes, width)
     headings = [*headings, *[""] * (len(rows) - len(headings))]
-    highs = [ABOVE + size[1] + under + NOTE * bool(heading) for heading in headings]
+    highs = [_ABOVE + size[1] + under + NOTE * bool(heading) for heading in headings]
     height = TITLE + NOTE * len(lines) + sum(highs) + MARGIN
     texts = [title, *lines, *(t for row in rows for p in row for t in (p.title, p.x, p.y) if t)]
     texts += filter(None, headings)
@@ -145,7 +145,7 @@ class Drawing(Named):
         body += [_table(table_of(self.numbers))]
         policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; base-uri 'none'"
         page = {"policy": policy, "title": escape(self.title), "style": style}
-        return PAGE.format(**page, body="\n".join(body))
+        return _PAGE.format(**page, body="\n".join(body))
 
     def _repr_html_(self) -> str:
         return (

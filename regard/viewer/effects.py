@@ -17,18 +17,18 @@ from regard.viewer.overlays import as_rgb, overlay
 from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, TITLE, Sheet, lines_of
 from regard.viewer.picture import Effects, Picture, Table
 
-LUMINANCE = 0.299, 0.587, 0.114  # of red, green and blue (ITU-R BT.601)
-SIGNED = LinearSegmentedColormap.from_list(
+_LUMINANCE = 0.299, 0.587, 0.114  # of red, green and blue (ITU-R BT.601)
+_SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#7a1f12", "#d8573c", "#ffffff", "#2f5bd8", "#101f57"]
 )
-FOR, AGAINST = "#2f5bd8", "#d8573c"
-MAX_TOKENS = 150  # rows of bars
-MAX_CELLS = 6000
-MAX_ACROSS = 12.0  # inches of tables beside each other
-ROW, BARS = 0.19, 1.9  # inches of a token, and of a column of bars
-SIDE = 2.1  # of a photo
-STRIP = 0.62  # of a curve over time
-CUT = "log p lost when cut"
+_FOR, _AGAINST = "#2f5bd8", "#d8573c"
+_MAX_TOKENS = 150  # rows of bars
+_MAX_CELLS = 6000
+_MAX_ACROSS = 12.0  # inches of tables beside each other
+_ROW, _BARS = 0.19, 1.9  # inches of a token, and of a column of bars
+_SIDE = 2.1  # of a photo
+_STRIP = 0.62  # of a curve over time
+_CUT = "log p lost when cut"
 
 
 def draw_effects(picture: Picture) -> Sheet:
@@ -51,7 +51,7 @@ def head_table(effects: Effects) -> list[Table]:
     for row, each in enumerate(effects.heads.values()):
         values[row, : len(each)] = each
     columns = [str(n) for n in range(most)]
-    name = f"heads: {CUT}"
+    name = f"heads: {_CUT}"
     return [Table(name, values, list(effects.heads), columns)]
 
 
@@ -60,7 +60,7 @@ def edge_tables(effects: Effects, picture: Picture) -> list[Table]:
     named = {view.name: view for view in picture.views}
     return [
         Table(
-            f"edges of {name}: {CUT}",
+            f"edges of {name}: {_CUT}",
             values,
             _names(named, name, 0, values.shape[0]),
             _names(named, name, 1, values.shape[1]),
@@ -81,9 +81,9 @@ def _names(views: dict, name: str, side: int, count: int) -> list[str]:
 def table_size(table: Table) -> tuple[float, float, float, float]:
     """Return inches of a table's cells across and down, and of the labels left of and above it."""
     rows, columns = table.values.shape
-    if rows * columns > MAX_CELLS:
+    if rows * columns > _MAX_CELLS:
         raise UsageError(
-            f"{rows} x {columns} cells are too many for one PNG, which holds {MAX_CELLS:,}; "
+            f"{rows} x {columns} cells are too many for one PNG, which holds {_MAX_CELLS:,}; "
             "choose a shorter input, or save as .html"
         )
     texts = table.texts
@@ -103,7 +103,7 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
     values = np.ma.masked_invalid(table.values)
     most = float(np.abs(values).max()) or 1.0
     norm = Normalize(-most, most) if table.signed else Normalize(0, most)
-    colours = SIGNED if table.signed else BLUES
+    colours = _SIGNED if table.signed else BLUES
     axes.imshow(values, cmap=colours, norm=norm, aspect="auto")
     for edge in axes.spines.values():
         edge.set_color(LINE)
@@ -131,7 +131,7 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
                 text = f"{value:{'+z' if table.signed else ''}.{digits}f}"
                 if text_width(text) * 6.5 / 72 > wide / columns - 0.02:
                     continue
-            dark = np.dot(colours(norm(value))[:3], LUMINANCE) < 0.5
+            dark = np.dot(colours(norm(value))[:3], _LUMINANCE) < 0.5
             look = {**small, "color": "white" if dark else INK, "ha": "center", "va": "center"}
             axes.text(column, row, text, clip_on=True, **look)
     return top + high + 0.12
@@ -144,7 +144,7 @@ def draw_tables(picture: Picture) -> Sheet:
         cells, high, left, above = table_size(table)
         wide = max(left + cells, text_width(table.name) * 8 / 72) + 0.4
         each = table, wide, high + above + 0.34
-        if rows and sum(wide for _, wide, _ in rows[-1]) + each[1] <= MAX_ACROSS:
+        if rows and sum(wide for _, wide, _ in rows[-1]) + each[1] <= _MAX_ACROSS:
             rows[-1].append(each)
         else:
             rows.append([each])
@@ -175,7 +175,7 @@ def _head(sheet: Sheet, picture: Picture, notes: Sequence[str]) -> None:
 
 def _bars(axes: Axes, values: np.ndarray, *, upright: bool = False) -> None:
     """Draw a bar for each number, in the colour of its sign."""
-    colours = [FOR if value >= 0 else AGAINST for value in values]
+    colours = [_FOR if value >= 0 else _AGAINST for value in values]
     places = np.arange(len(values))
     if upright:
         axes.bar(places, values, color=colours, width=0.9)
@@ -194,7 +194,7 @@ def _captions(effects: Effects) -> dict[str, np.ndarray]:
         f"{name}, ρ = {effects.correlations[name]:+.2f}": values
         for name, values in effects.attention.items()
     }
-    return {CUT: effects.effects, **maps}
+    return {_CUT: effects.effects, **maps}
 
 
 def _texts(picture: Picture, effects: Effects, tables: Sequence[Table]) -> list[str]:
@@ -206,27 +206,27 @@ def _texts(picture: Picture, effects: Effects, tables: Sequence[Table]) -> list[
 def _draw_text(picture: Picture, effects: Effects) -> Sheet:
     """Draw a row for each token: what is lost when it is cut, and the attention to it."""
     count = len(effects.tokens)
-    if count > MAX_TOKENS:
+    if count > _MAX_TOKENS:
         raise UsageError(
-            f"{count} tokens are too many for one PNG, which holds {MAX_TOKENS}; save as .html"
+            f"{count} tokens are too many for one PNG, which holds {_MAX_TOKENS}; save as .html"
         )
     tables = [*head_table(effects), *edge_tables(effects, picture)]
     columns = _captions(effects)
     names = [bare(token, frozenset()) for token in effects.tokens]
     left = max(map(text_width, names)) * 8 / 72 + 0.15
-    across = left + len(columns) * (BARS + 0.15)
+    across = left + len(columns) * (_BARS + 0.15)
     sizes = [table_size(table) for table in tables]
     beside = max((before + wide for wide, _, before, _ in sizes), default=0.0)
-    high = max(ROW * count + 0.4, sum(h + above + 0.34 for _, h, _, above in sizes))
+    high = max(_ROW * count + 0.4, sum(h + above + 0.34 for _, h, _, above in sizes))
     notes = [f"→ {effects.answer}", effects.note]
     width = across + beside + 2 * MARGIN + (0.35 if tables else 0.0)
     sheet = Sheet(max(width, 8.0), TITLE + 0.4 + high + 0.45, _texts(picture, effects, tables))
     _head(sheet, picture, notes)
     top = TITLE + 0.4 + 0.25
     for number, (name, values) in enumerate(columns.items()):
-        at = MARGIN + left + number * (BARS + 0.15)
-        sheet.write(name, at, top - 0.06, 8, INK, BARS + 0.1)
-        axes = sheet.axes(at, top, BARS, ROW * count, ylim=(count - 0.5, -0.5), yticks=[])
+        at = MARGIN + left + number * (_BARS + 0.15)
+        sheet.write(name, at, top - 0.06, 8, INK, _BARS + 0.1)
+        axes = sheet.axes(at, top, _BARS, _ROW * count, ylim=(count - 0.5, -0.5), yticks=[])
         _bars(axes, values)
         axes.locator_params(axis="x", nbins=4)
         if not number:
@@ -260,20 +260,20 @@ def _draw_photo(picture: Picture, effects: Effects, grid: TokenGrid) -> Sheet:
     panels = {"": photo}
     for name, values in _captions(effects).items():
         cells = values.reshape(shape)
-        if name == CUT:
-            panels[f"{CUT}, ≤ {np.abs(cells).max():.2g}"] = _signed_overlay(photo, cells, grid)
+        if name == _CUT:
+            panels[f"{_CUT}, ≤ {np.abs(cells).max():.2g}"] = _signed_overlay(photo, cells, grid)
         else:
             panels[name] = overlay(photo, cells / (float(cells.max()) or 1.0), grid)
     tables = head_table(effects)
-    high = SIDE * photo.shape[0] / photo.shape[1]
+    high = _SIDE * photo.shape[0] / photo.shape[1]
     below = sum(h + above + 0.34 for _, h, _, above in map(table_size, tables))
-    width = max(2 * MARGIN + len(panels) * (SIDE + 0.12), 7.0)
+    width = max(2 * MARGIN + len(panels) * (_SIDE + 0.12), 7.0)
     sheet = Sheet(width, TITLE + 0.75 + high + below + 0.2, _texts(picture, effects, tables))
     _head(sheet, picture, [f"→ {effects.answer}", effects.note])
     for number, (name, pixels) in enumerate(panels.items()):
-        at = MARGIN + number * (SIDE + 0.12)
-        sheet.write(name, at, TITLE + 0.6, 8, INK, SIDE)
-        axes = sheet.axes(at, TITLE + 0.67, SIDE, high, xticks=[], yticks=[], frame_on=False)
+        at = MARGIN + number * (_SIDE + 0.12)
+        sheet.write(name, at, TITLE + 0.6, 8, INK, _SIDE)
+        axes = sheet.axes(at, TITLE + 0.67, _SIDE, high, xticks=[], yticks=[], frame_on=False)
         axes.imshow(pixels, aspect="auto", interpolation="nearest")
     down = TITLE + 0.75 + high
     for table in tables:
@@ -287,7 +287,7 @@ def _draw_sound(picture: Picture, effects: Effects) -> Sheet:
     tables, columns = head_table(effects), _captions(effects)
     wide, left = 8.0, MARGIN + 0.35
     below = sum(h + above + 0.34 for _, h, _, above in map(table_size, tables))
-    high = 1.3 + len(columns) * (STRIP + 0.3)
+    high = 1.3 + len(columns) * (_STRIP + 0.3)
     sheet = Sheet(
         wide + left + MARGIN, TITLE + 0.6 + high + below + 0.3, _texts(picture, effects, tables)
     )
@@ -301,10 +301,10 @@ def _draw_sound(picture: Picture, effects: Effects) -> Sheet:
         sheet.write(name, left, down + 0.2, 8, INK, wide)
         # a cell may reach beyond the end of the sound
         last = span / (effects.grid.cell_width * span) if effects.grid else len(values)
-        axes = sheet.axes(left, down + 0.26, wide, STRIP, xlim=(-0.5, last - 0.5), xticks=[])
+        axes = sheet.axes(left, down + 0.26, wide, _STRIP, xlim=(-0.5, last - 0.5), xticks=[])
         _bars(axes, values, upright=True)
         axes.locator_params(axis="y", nbins=3)
-        down += STRIP + 0.3
+        down += _STRIP + 0.3
     for table in tables:
         down = draw_table(sheet, table, MARGIN, down + 0.1)
     return sheet

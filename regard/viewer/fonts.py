@@ -11,7 +11,7 @@ from regard.viewer.picture import language_of
 
 PLAIN = "DejaVu Sans"  # comes with matplotlib, so it is always there
 # Which fonts to ask first for what the plain one lacks, by the language the letters belong to.
-FIRST_FONTS = {
+_FIRST_FONTS = {
     "zh": ("Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei"),
     "ja": ("Noto Sans CJK JP", "Source Han Sans", "Hiragino Sans", "Yu Gothic", "Meiryo"),
     "ko": ("Noto Sans CJK KR", "Source Han Sans K", "Apple SD Gothic Neo", "Malgun Gothic"),
@@ -52,8 +52,8 @@ def _search(text: str, needed: set[int]) -> tuple[list[str], set[int]]:
     """Return the plain font and those that hold what it lacks, and the letters that none has."""
     fonts, needed = [PLAIN], set(needed)
     first = [
-        *FIRST_FONTS[language_of(text)],
-        *(name for names in FIRST_FONTS.values() for name in names),
+        *_FIRST_FONTS[language_of(text)],
+        *(name for names in _FIRST_FONTS.values() for name in names),
     ]
     entries = [
         entry

@@ -16,12 +16,12 @@ from regard.viewer.fonts import cut, spell, text_width
 from regard.viewer.panels import BLUES, INK, LINE, SOFT, Panel, Sheet, fonts_of, lay_out
 from regard.viewer.picture import Choice, Picture, View, choose_views, show_token
 
-MAX_LABEL = 14  # font sizes
-LEFT_TO_RIGHT = "\u200e"
-SLANT = math.radians(60)  # of the columns' labels
-MAX_ACROSS = 8
-MAX_GRID = 60  # tokens up to which the lines between cells are drawn
-MAX_NUMBERS = 24  # tokens up to which a single heat map has its weights in the cells
+_MAX_LABEL = 14  # font sizes
+_LEFT_TO_RIGHT = "\u200e"
+_SLANT = math.radians(60)  # of the columns' labels
+_MAX_ACROSS = 8
+_MAX_GRID = 60  # tokens up to which the lines between cells are drawn
+_MAX_NUMBERS = 24  # tokens up to which a single heat map has its weights in the cells
 
 Row = list[tuple[View, int]]  # views, and the head of each
 
@@ -35,9 +35,9 @@ def arrange(views: Sequence[View]) -> list[Row]:
         heads = [(view, head) for head in range(len(view.heads))]
         groups.setdefault(".".join(parts), []).extend(heads)
     return [
-        group[at : at + MAX_ACROSS]
+        group[at : at + _MAX_ACROSS]
         for group in groups.values()
-        for at in range(0, len(group), MAX_ACROSS)
+        for at in range(0, len(group), _MAX_ACROSS)
     ]
 
 
@@ -70,12 +70,12 @@ class HeatMap(Panel):
         # Plain texts: matplotlib's ticks are ten times as slow, and there may be thousands.
         for i in range(0, len(rows), every):
             axes.text(away, i, rows[i], ha="right", va="center_baseline", **style)
-        slanted = {"rotation": math.degrees(SLANT), "rotation_mode": "anchor"}
+        slanted = {"rotation": math.degrees(_SLANT), "rotation_mode": "anchor"}
         for j in range(0, len(columns), every):
             axes.text(j + 0.1, away, columns[j], ha="left", va="bottom", **slanted, **style)
         for edge in axes.spines.values():
             edge.set_color(LINE)
-        if max(len(rows), len(columns)) <= MAX_GRID:
+        if max(len(rows), len(columns)) <= _MAX_GRID:
             across, down = np.arange(1, len(columns)) - 0.5, np.arange(1, len(rows)) - 0.5
             axes.vlines(across, -0.5, len(rows) - 0.5, color=LINE, linewidth=0.5)
             axes.hlines(down, -0.5, len(columns) - 0.5, color=LINE, linewidth=0.5)
@@ -105,7 +105,7 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
     cell = min(0.3 if alone else 0.2, 11.0 / most)
     letters = max(5.0, min(9.0, 0.72 * 72 * cell))
     norm = Normalize(0, max(float(view.weights[at].max()) for row in rows for view, at in row) or 1)
-    numbers = alone and most <= MAX_NUMBERS
+    numbers = alone and most <= _MAX_NUMBERS
     style = {"cell": cell, "letters": letters, "norm": norm, "numbers": numbers}
     labels = {id(view): labels_of(view, missing) for view in views}
     maps = [
@@ -126,7 +126,7 @@ def lay_out_maps(
     em = letters / 72
     left = max(text_width(name) for each in panels for name in each.rows) * em + 0.12
     long = [max(text_width(name) for each in row for name in each.columns) * em for row in maps]
-    slant = max(long) * math.cos(SLANT)
+    slant = max(long) * math.cos(_SLANT)
     across = max(max(p.size[0] + slant, text_width(p.heading) * 8 / 72) for p in panels)
     sheet = lay_out(
         title,
@@ -135,7 +135,7 @@ def lay_out_maps(
         words=words,
         pitch=left + across + 0.15,
         left=left,
-        above=[length * math.sin(SLANT) + em * math.cos(SLANT) + 0.1 for length in long],
+        above=[length * math.sin(_SLANT) + em * math.cos(_SLANT) + 0.1 for length in long],
         right=0.65,
     )
     high = min(2.4, 0.6 * sheet.height)
@@ -155,7 +155,7 @@ def draw_tables(
     letters, norm = 7.5, Normalize(0, 1)
     style = {"cell": 0.27, "letters": letters, "norm": norm, "numbers": True, "least": 0.0}
     panels = [HeatMap(table, heading=name, **labels, **style) for name, table in tables.items()]
-    across = max(1, min(MAX_ACROSS // 2, round(16 / len(columns))))
+    across = max(1, min(_MAX_ACROSS // 2, round(16 / len(columns))))
     maps = [panels[at : at + across] for at in range(0, len(panels), across)]
     return lay_out_maps(title, maps, letters, norm, [*rows, *columns])
 
@@ -176,7 +176,7 @@ def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:
     if words:
         # Where letters run from right to left, marks keep the two and their arrow in our order.
         right = any(bidirectional(c) in ("R", "AL") for name in (*rows, *words) for c in name)
-        mark = LEFT_TO_RIGHT if right else ""
+        mark = _LEFT_TO_RIGHT if right else ""
         pairs = zip(rows, words, strict=True)
         rows = [f"{mark}{row}{mark} → {mark}{word}" for row, word in pairs]
     return {"rows": rows, "columns": columns}
@@ -186,4 +186,4 @@ def bare(token: str, missing: frozenset[str]) -> str:
     """Return a token as one reads it: no mark of a word's start, and not too long for a label."""
     shown = show_token(token)
     shown = shown[1:] if shown.startswith("▁") and len(shown) > 1 else shown
-    return cut(spell(shown, missing), MAX_LABEL)
+    return cut(spell(shown, missing), _MAX_LABEL)

@@ -29,13 +29,13 @@ from regard.viewer.picture import (
 )
 from regard.viewer.placement import subsample_queries
 
-MAX_FINE_WEIGHTS = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
+_MAX_FINE_WEIGHTS = 1_500_000  # up to so many weights a page keeps 16 bits of each, beyond that 8
 MAX_WEIGHTS = 64_000_000  # more than this no browser opens with pleasure
 MAX_IMAGE_WEIGHTS = 8_000_000  # weights over images: of more, only some queries are kept
-MAX_PHOTO_SIDE = 768  # pixels
-MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
-MAX_SPECTROGRAM_SIDE = 2048  # pixels
-MAX_SAMPLES = 4_000_000  # of a recording that a page can play; a longer one is only shown
+_MAX_PHOTO_SIDE = 768  # pixels
+_MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
+_MAX_SPECTROGRAM_SIDE = 2048  # pixels
+_MAX_SAMPLES = 4_000_000  # of a recording that a page can play; a longer one is only shown
 
 HEAD = """<!doctype html>
 <html lang="en">
@@ -48,7 +48,7 @@ HEAD = """<!doctype html>
 <style>{style}</style>
 </head>
 """
-PAGE = (
+_PAGE = (
     HEAD
     + """<body>
 <main id="page"><noscript>This page draws attention with a script of its own (nothing is loaded
@@ -71,7 +71,7 @@ def page(pictures: Picture | Sequence[Picture]) -> str:
             f"{total:,} attention weights are too many for a page, which holds {MAX_WEIGHTS:,}; "
             "choose some with layers= and heads=, or look at a shorter text"
         )
-    levels = 65535 if total <= MAX_FINE_WEIGHTS else 255
+    levels = 65535 if total <= _MAX_FINE_WEIGHTS else 255
     title = readable(shown[0].title) if shown else "Attention"
     return write_page(title, {"pictures": [as_data(picture, levels) for picture in shown]})
 
@@ -88,7 +88,7 @@ def write_page(title: str, values: dict, script_file: str = "page.js") -> str:
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    return PAGE.format(
+    return _PAGE.format(
         policy=policy, title=escape(title), style=style, data=inert(data), script=script
     )
 
@@ -149,12 +149,12 @@ def as_data(picture: Picture, levels: int) -> dict:
 
 def photo_side(picture: Picture) -> int:
     """Return the most pixels to a side that a photo is kept with; a spectrogram is wide."""
-    return MAX_PHOTO_SIDE if picture.recording is None else MAX_SPECTROGRAM_SIDE
+    return _MAX_PHOTO_SIDE if picture.recording is None else _MAX_SPECTROGRAM_SIDE
 
 
 def recording_data(recording: Recording) -> dict:
     """Return a recording as plain values: 16-bit samples, 8-bit posteriors, and its words."""
-    samples = recording.samples if len(recording.samples) <= MAX_SAMPLES else np.zeros(0)
+    samples = recording.samples if len(recording.samples) <= _MAX_SAMPLES else np.zeros(0)
     whole = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2")
     posteriors = recording.posteriors
     levels = None if posteriors is None else np.rint(np.clip(posteriors, 0, 1) * 255).astype("u1")
@@ -212,11 +212,11 @@ def placement_data(placement: Placement) -> dict:
     }
 
 
-def image_data(pixels: np.ndarray, side: int = MAX_PHOTO_SIDE) -> str:
+def image_data(pixels: np.ndarray, side: int = _MAX_PHOTO_SIDE) -> str:
     """Return an image as the text of a file: to the bit if it is small, smaller if it is large."""
     image, stream = Image.fromarray(pixels), BytesIO()
     image.thumbnail((side, side))
-    if max(image.size) <= MAX_LOSSLESS_SIDE:
+    if max(image.size) <= _MAX_LOSSLESS_SIDE:
         image.save(stream, "PNG")
     else:
         image.save(stream, "JPEG", quality=88)

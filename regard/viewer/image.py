@@ -26,10 +26,10 @@ from regard.viewer.placement import (
 )
 from regard.viewer.rollout import MAX_FLOW_TOKENS, maximum_flow
 
-MAX_WEIGHTS = 150_000_000  # of all layers; each takes four bytes
-MAX_ROLLOUT = 8_000_000  # numbers of one rollout
-MAX_ROLLOUT_SIDE = 64  # cells
-MAX_FILTERS = 256
+_MAX_WEIGHTS = 150_000_000  # of all layers; each takes four bytes
+_MAX_ROLLOUT = 8_000_000  # numbers of one rollout
+_MAX_ROLLOUT_SIDE = 64  # cells
+_MAX_FILTERS = 256
 
 
 def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
@@ -49,9 +49,9 @@ def image_views(model: nn.Module, maps: Maps, size: tuple[int, int]) -> list[Vie
     """Place what was watched of one image of (height, width) on it, layer by layer."""
     known = layouts(model, size)
     total = sum(int(np.prod(maps[name].shape)) for name in maps if name in known)
-    if total > MAX_WEIGHTS:
+    if total > _MAX_WEIGHTS:
         raise UsageError(
-            f"{total:,} attention weights are too many to look at, {MAX_WEIGHTS:,} are held; "
+            f"{total:,} attention weights are too many to look at, {_MAX_WEIGHTS:,} are held; "
             "choose a smaller image="
         )
     return [_placed(maps[name], known[name]) for name in maps if name in known]
@@ -143,7 +143,7 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
     first, last = places[0], places[-1].query_grid
     below = [max(first.query_grid, first.key_grid, key=len)]
     below += [place.query_grid for place in places[:-1]]
-    tokens = sample_tokens(last, MAX_ROLLOUT // max(map(len, below)), query)
+    tokens = sample_tokens(last, _MAX_ROLLOUT // max(map(len, below)), query)
     rolled = torch.zeros(len(tokens), len(last))
     rolled[torch.arange(len(tokens)), torch.from_numpy(tokens)] = 1.0
     for view, place, source in zip(views[::-1], places[::-1], below[::-1], strict=True):
@@ -152,7 +152,7 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
         kept = resample(rolled, place.query_grid, source) if skips else attended
         rolled = (attended + kept) / 2
     fine = below[0]
-    step = -(-max(fine.height, fine.width) // MAX_ROLLOUT_SIDE)
+    step = -(-max(fine.height, fine.width) // _MAX_ROLLOUT_SIDE)
     down = max(1, min(step, fine.height))
     coarse = replace(
         fine,
@@ -272,7 +272,7 @@ def filters(model: nn.Module) -> list[Tile]:
 def _filter_tiles(weight: Tensor) -> list[Tile]:
     weight = weight if weight.shape[1] == 3 else weight.mean(1, keepdim=True)
     strength = weight.flatten(1).norm(dim=1)
-    order = strength.argsort(descending=True, stable=True)[:MAX_FILTERS].tolist()
+    order = strength.argsort(descending=True, stable=True)[:_MAX_FILTERS].tolist()
     most = weight.flatten(1).abs().amax(1).clamp(min=1e-30)
     shown = as_bytes(0.5 + 0.5 * weight / most[:, None, None, None])
     return [Tile(str(n), shown[n]) for n in order]
@@ -285,7 +285,7 @@ def _kernel_tiles(relation: LocalRelation) -> list[Tile]:
     kernels = middle[middle.isfinite()].view(len(middle), window, window).flatten(1).softmax(1)
     kernels = kernels / kernels.amax(1, keepdim=True)
     shown = as_bytes(kernels.view(-1, 1, window, window))
-    return [Tile(str(n), pixels) for n, pixels in enumerate(shown[:MAX_FILTERS])]
+    return [Tile(str(n), pixels) for n, pixels in enumerate(shown[:_MAX_FILTERS])]
 
 
 def as_bytes(images: Tensor) -> list[np.ndarray]:

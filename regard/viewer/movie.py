@@ -16,19 +16,19 @@ from regard.viewer.picture import Picture
 FOLDER = "movie"  # of a run
 MAX_FRAMES = 200
 MAX_PROBES = 4
-MAX_PICTURE_WEIGHTS = MAX_WEIGHTS // (MAX_FRAMES * MAX_PROBES)
+_MAX_PICTURE_WEIGHTS = MAX_WEIGHTS // (MAX_FRAMES * MAX_PROBES)
 NAME = re.compile(r"step-(\d{1,12})\.json")
 
 
 def save_frame(run: Path, step: int, pictures: Sequence[Picture]) -> None:
     """Keep pictures of a step in the folder of a run."""
-    shown = [subsampled(picture, MAX_PICTURE_WEIGHTS) for picture in pictures]
+    shown = [subsampled(picture, _MAX_PICTURE_WEIGHTS) for picture in pictures]
     for picture in shown:
         total = sum(view.weights.size for view in picture.views)
-        if total > MAX_PICTURE_WEIGHTS:
+        if total > _MAX_PICTURE_WEIGHTS:
             raise UsageError(
                 f"{total:,} attention weights of a probe are too many for a movie, which keeps "
-                f"{MAX_PICTURE_WEIGHTS:,}; give shorter ones with probes="
+                f"{_MAX_PICTURE_WEIGHTS:,}; give shorter ones with probes="
             )
     data = {"step": step, "pictures": [as_data(picture, 255) for picture in shown]}
     write_atomically(run / FOLDER / f"step-{step}.json", json.dumps(data, ensure_ascii=False))

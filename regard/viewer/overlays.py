@@ -14,14 +14,14 @@ from regard.viewer.panels import HEAT, MARGIN, MAX_PANELS, NOTE, SOFT, Panel, Sh
 from regard.viewer.picture import Choice, Picture, QueryPoint, View, choose_views
 from regard.viewer.placement import cell_of, grid_weights, placement_of, query_row
 
-SIDE = 320  # pixels to a side that a map is drawn with, at most
-MAX_ACROSS, MIN_ACROSS = 12, 6
-TILES_ACROSS = 16
-QUERIES: dict[QueryPoint, str] = {
+_SIDE = 320  # pixels to a side that a map is drawn with, at most
+_MAX_ACROSS, _MIN_ACROSS = 12, 6
+_TILES_ACROSS = 16
+_QUERIES: dict[QueryPoint, str] = {
     "class": "from the class token, or all",
     "mean": "the mean from all places",
 }
-SCALE = "≤ the number under each map; even: the weight if attention were uniform"
+_SCALE = "≤ the number under each map; even: the weight if attention were uniform"
 
 
 def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[Panel]]:
@@ -37,7 +37,7 @@ def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
         heads = "mean" if many else "all"
     views = choose_views(chosen, heads=heads).views
     photo = as_rgb(picture.photo)
-    first, groups = [Panel(photo, QUERIES.get(picture.query, "from the framed place"))], []
+    first, groups = [Panel(photo, _QUERIES.get(picture.query, "from the framed place"))], []
     single = all(len(view.heads) == 1 for view in views)
     for view in views:
         panels = head_panels(view, photo, picture.query)
@@ -45,8 +45,8 @@ def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
         if single or view.kind == "rollout":
             first += [replace(panel, heading=heading) for panel in panels]
         else:
-            for at in range(0, len(panels), MAX_ACROSS):
-                head, *rest = panels[at : at + MAX_ACROSS]
+            for at in range(0, len(panels), _MAX_ACROSS):
+                head, *rest = panels[at : at + _MAX_ACROSS]
                 groups.append([replace(head, heading=heading, span=1 + len(rest)), *rest])
     return fill_rows([[panel] for panel in first]) + fill_rows(groups)
 
@@ -54,7 +54,7 @@ def overlay_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
 def tile_rows(picture: Picture) -> list[list[Panel]]:
     """Put tiles in rows, as many in each as the picture says."""
     tiles = picture.tiles
-    across = picture.tiles_per_row or min(TILES_ACROSS, math.ceil(math.sqrt(2 * len(tiles))))
+    across = picture.tiles_per_row or min(_TILES_ACROSS, math.ceil(math.sqrt(2 * len(tiles))))
     panels = [Panel(as_rgb(tile.pixels), tile.name) for tile in tiles]
     return [panels[at : at + across] for at in range(0, len(panels), across)]
 
@@ -85,7 +85,7 @@ def caption_rows(picture: Picture, layers: Choice, heads: Choice) -> list[list[P
 
 def fill_rows(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
     """Put groups into rows, several in one where they fit beside each other."""
-    most = max([MIN_ACROSS, *map(len, groups)])
+    most = max([_MIN_ACROSS, *map(len, groups)])
     rows: list[list[Panel]] = []
     for group in groups:
         if rows and len(rows[-1]) + len(group) <= most:
@@ -126,7 +126,7 @@ def as_rgb(pixels: np.ndarray) -> np.ndarray:
 
 def _resized(photo: np.ndarray, enlarge: Image.Resampling) -> np.ndarray:
     """Bring the longer side of a photo to SIDE pixels, as numbers from 0 to 1."""
-    share = SIDE / max(photo.shape[:2])
+    share = _SIDE / max(photo.shape[:2])
     high, wide = (max(1, round(share * side)) for side in photo.shape[:2])
     method = enlarge if share > 1 else Image.Resampling.LANCZOS
     return np.asarray(Image.fromarray(photo).resize((wide, high), method), np.float32) / 255
@@ -173,7 +173,7 @@ def draw_overlays(picture: Picture, layers: Choice = None, heads: Choice = None)
         rows,
         lambda _: (side, side * high / wide),
         notes=[line for line in (picture.output and f"→ {picture.output}", picture.note) if line],
-        words=[SCALE],
+        words=[_SCALE],
         bottom=0.35 if picture.views else MARGIN,
         letters=7 if side >= 1 else 5,
         min_width=5.5,
@@ -183,5 +183,5 @@ def draw_overlays(picture: Picture, layers: Choice = None, heads: Choice = None)
         bar = sheet.axes(MARGIN + 0.15, down - 0.08, 1.2, 0.1, xticks=[], yticks=[], frame_on=False)
         bar.imshow(np.linspace(0, 1, 256)[None], cmap=HEAT, aspect="auto", extent=(0, 1, 0, 1))
         sheet.write("0", MARGIN, down, 7, SOFT)
-        sheet.write(SCALE, MARGIN + 1.45, down, 7, SOFT, sheet.width - 1.75)
+        sheet.write(_SCALE, MARGIN + 1.45, down, 7, SOFT, sheet.width - 1.75)
     return sheet

@@ -27,16 +27,16 @@ HEAT = LinearSegmentedColormap.from_list(
     "heat", ["#2b0f54", "#8c2981", "#e4506b", "#fe9f6d", "#fcfdbf"]
 )
 INK, SOFT, LINE = "#1b1f27", "#5c6575", "#e3e7ee"
-FRAME = "#35f0ff"
-DPI = 130
-LONGEST_LINE = 1000  # letters of a title or a note, before it is cut to the room there is
-MAX_PIXELS = 60_000_000
+_FRAME = "#35f0ff"
+_DPI = 130
+_LONGEST_LINE = 1000  # letters of a title or a note, before it is cut to the room there is
+_MAX_PIXELS = 60_000_000
 MAX_PANELS = 256  # as many as there are filters to look at
-MIN_SIDE = 240  # pixels to which the longer side of a smaller image is enlarged, at least
+_MIN_SIDE = 240  # pixels to which the longer side of a smaller image is enlarged, at least
 # inches: around all panels, of the title, of a note under it, above and under a panel
-MARGIN, TITLE, NOTE, HEADING, CAPTION = 0.15, 0.5, 0.2, 0.22, 0.22
-LETTERS_PER_INCH, MOST_LETTERS = 16.0, 115  # of a line of a note
-MISSING = "Letters that no installed font has are shown as code points; Noto Sans CJK has most."
+MARGIN, TITLE, NOTE, _HEADING, CAPTION = 0.15, 0.5, 0.2, 0.22, 0.22
+_LETTERS_PER_INCH, _MOST_LETTERS = 16.0, 115  # of a line of a note
+_MISSING = "Letters that no installed font has are shown as code points; Noto Sans CJK has most."
 
 
 class Sheet:
@@ -50,7 +50,7 @@ class Sheet:
 
     def spell(self, text: str) -> str:
         """Return a text in letters that can be seen, and that some font has."""
-        return spell(show_token(text, LONGEST_LINE), self.missing) if text else ""
+        return spell(show_token(text, _LONGEST_LINE), self.missing) if text else ""
 
     def style(self, size: float, colour: str = INK) -> dict[str, Any]:
         """Return how a text is drawn: in fonts that have its letters, and never as a formula."""
@@ -76,10 +76,10 @@ class Sheet:
         box = left / self.width, low, width / self.width, height / self.height
         return self.figure.add_axes(box, **options)
 
-    def png(self, dpi: float = DPI) -> bytes:
+    def png(self, dpi: float = _DPI) -> bytes:
         """Return the figure as PNG, with fewer dots per inch where it would be too large."""
         stream = BytesIO()
-        dpi = min(dpi, math.sqrt(MAX_PIXELS / self.width / self.height))
+        dpi = min(dpi, math.sqrt(_MAX_PIXELS / self.width / self.height))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a missing glyph must not flood
             self.figure.savefig(stream, format="png", dpi=dpi)
@@ -88,13 +88,13 @@ class Sheet:
 
 def fonts_of(words: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     """Return the fonts for all of some words, and the letters that none has."""
-    shown = (show_token(word, LONGEST_LINE) for word in words)
+    shown = (show_token(word, _LONGEST_LINE) for word in words)
     return fonts_for("".join(sorted(set("".join(shown)))))
 
 
 def lines_of(notes: Iterable[str], width: float) -> list[str]:
     """Notes of 8 points as lines that fit into so many inches."""
-    most = min(MOST_LETTERS, int(width * LETTERS_PER_INCH))
+    most = min(_MOST_LETTERS, int(width * _LETTERS_PER_INCH))
     return [line for note in notes for line in wrap(note, most)]
 
 
@@ -117,7 +117,7 @@ class Panel:
         axes.set_frame_on(False)
         if self.frame is not None:
             x, y, w, h = self.frame
-            axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=FRAME, linewidth=1.2)
+            axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=_FRAME, linewidth=1.2)
             axes.set(xlim=(0, 1), ylim=(1, 0))
 
 
@@ -151,7 +151,7 @@ def lay_out(
     texts = [title, *notes, *words, *(t for p in panels for t in (p.heading, p.caption) if t)]
     pitch = pitch or max(size(panel)[0] for panel in panels) + 0.1
     above = above or [0.0] * len(rows)
-    headings = [HEADING * any(panel.heading for panel in row) for row in rows]
+    headings = [_HEADING * any(panel.heading for panel in row) for row in rows]
     heights = [max(size(panel)[1] for panel in row) for row in rows]
     captions = [CAPTION if any(panel.caption for panel in row) else MARGIN for row in rows]
     bottom += NOTE * bool(fonts_of(texts)[1])
@@ -173,15 +173,15 @@ def lay_out(
             sheet.write(panel.heading, at, high, 8, INK, panel.span * pitch - 0.05)
         down += heights[row] + captions[row]
     if sheet.missing:
-        sheet.write(MISSING, MARGIN, height - 0.1, 6.5, SOFT)
+        sheet.write(_MISSING, MARGIN, height - 0.1, 6.5, SOFT)
     return sheet
 
 
 def draw_gallery(title: str, rows: Sequence[Sequence[Panel]]) -> bytes:
     """Draw rows of images pixel for pixel, all in the size of the first, and return the PNG."""
     count, (high, wide) = sum(map(len, rows)), rows[0][0].pixels.shape[:2]
-    times = -(-MIN_SIDE // max(high, wide))
-    if count * (high * times + 30) * (wide * times + 10) > MAX_PIXELS:
+    times = -(-_MIN_SIDE // max(high, wide))
+    if count * (high * times + 30) * (wide * times + 10) > _MAX_PIXELS:
         raise UsageError(
             f"{count} images of {wide} x {high} pixels are too many for one picture; "
             "choose a smaller size="

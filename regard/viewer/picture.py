@@ -17,8 +17,8 @@ Choice = str | int | Sequence[str | int] | None
 # token of a number, or the one at (x, y), each from 0 to 1
 QueryPoint = Literal["class", "mean"] | int | tuple[float, float]
 
-JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
-LONGEST_TOKEN = 120
+_JOINERS = "\u200c\u200d"  # invisible, but they shape Persian, Hindi and emoji
+_LONGEST_TOKEN = 120
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +298,7 @@ def readable(text: str, *, keep: str = " ") -> str:
     shown: list[str] = []
     for letter in text:
         category = unicodedata.category(letter)
-        if letter in keep or letter in JOINERS:
+        if letter in keep or letter in _JOINERS:
             shown.append(letter)
         elif letter in signs:
             shown.append(signs[letter])
@@ -311,7 +311,7 @@ def readable(text: str, *, keep: str = " ") -> str:
     return "".join(shown)
 
 
-def show_token(token: str, longest: int = LONGEST_TOKEN) -> str:
+def show_token(token: str, longest: int = _LONGEST_TOKEN) -> str:
     """Write a token so that it can be seen, be it blank, a lone accent, or endless."""
     if not token.strip(" "):
         return "␣" * len(token) or "∅"

@@ -21,13 +21,13 @@ Points = Sequence[tuple[float, Interval]]
 
 DOT, SEED = BLUES(0.65), "#9fb4ee"
 # told apart by colour, and when these run out by dash and marker
-STYLES = [
+_STYLES = [
     (dash, marker, f"C{colour}")
     for (dash, marker), colour in product((("-", "o"), ("--", "s"), (":", "^")), range(10))
 ]
 DASHED = 10  # how much further the same colour is found with the next dash
-MAX_ROWS = 120
-MAX_LABEL = 24  # font sizes
+_MAX_ROWS = 120
+_MAX_LABEL = 24  # font sizes
 
 
 def draw_scores(
@@ -39,9 +39,9 @@ def draw_scores(
     """Draw a panel for each score: a row for each label, with a dot for the mean, a bar for its
     interval, and a stroke for each number behind it.
     """
-    if len(labels) > MAX_ROWS:
-        raise UsageError(f"{len(labels)} rows are too many for one plot, which holds {MAX_ROWS}")
-    names = [cut(label, MAX_LABEL) for label in labels]
+    if len(labels) > _MAX_ROWS:
+        raise UsageError(f"{len(labels)} rows are too many for one plot, which holds {_MAX_ROWS}")
+    names = [cut(label, _MAX_LABEL) for label in labels]
     left = max(map(text_width, names), default=1) * 8.5 / 72 + 0.25
     high = 0.24 * len(names) + 0.3
     sheet = Sheet(left + 3.4 * len(panels) + 0.2, high + 1.05, [title, *names, *panels])
@@ -82,7 +82,7 @@ def draw_curves(
     marked. `styles` are the numbers of the lines among STYLES, if not as they come; `hollow` the
     points of a line that stand for too little.
     """
-    names = {name: cut(name, MAX_LABEL) for name in lines}
+    names = {name: cut(name, _MAX_LABEL) for name in lines}
     room = max(map(text_width, names.values()), default=1) * 8 / 72 + 0.75
     high = max(4.0, 0.19 * len(names) + 0.4)
     sheet = Sheet(6.2 + room, high + 1.1, [title, *labels, *names.values()])
@@ -95,7 +95,7 @@ def draw_curves(
         axes.axvline(trained, color=SOFT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
     handles = {}
     for number, (name, points) in enumerate(lines.items()):
-        dash, marker, colour = STYLES[(styles or {}).get(name, number) % len(STYLES)]
+        dash, marker, colour = _STYLES[(styles or {}).get(name, number) % len(_STYLES)]
         # aside, so that bars do not overlap
         aside = 2 ** (0.16 * (number / max(1, len(lines) - 1) - 0.5)) if log else 1.0
         handles[name] = axes.errorbar(

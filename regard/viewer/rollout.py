@@ -20,7 +20,7 @@ from regard.errors import UsageError, lookup
 from regard.viewer.picture import Picture, View
 
 MAX_FLOW_TOKENS = 96
-LEAST = 1e-9  # a capacity below it counts as none
+_LEAST = 1e-9  # a capacity below it counts as none
 
 
 class Layer(NamedTuple):
@@ -116,15 +116,15 @@ def maximum_flow(passed: Sequence[np.ndarray], top: int, token: int) -> float:
     # only what lies between both ends counts
     above, below = [{top}], [{token}]
     for matrix in passed[::-1]:
-        above.append({int(j) for i in above[-1] for j in np.flatnonzero(matrix[i] > LEAST)})
+        above.append({int(j) for i in above[-1] for j in np.flatnonzero(matrix[i] > _LEAST)})
     for matrix in passed:
-        below.append({int(i) for j in below[-1] for i in np.flatnonzero(matrix[:, j] > LEAST)})
+        below.append({int(i) for j in below[-1] for i in np.flatnonzero(matrix[:, j] > _LEAST)})
     inside = [above[n] & below[depth - n] for n in range(depth + 1)]
     ends, room, pipes = [], [], {}
     for n, matrix in enumerate(passed[::-1]):
         for i in inside[n]:
             for j in inside[n + 1]:
-                if matrix[i, j] > LEAST:
+                if matrix[i, j] > _LEAST:
                     for start, stop, wide in (
                         (n * size + i, (n + 1) * size + j, float(matrix[i, j])),
                         ((n + 1) * size + j, n * size + i, 0.0),
@@ -146,7 +146,7 @@ def _dinic(
         while queue:
             node = queue.popleft()
             for pipe in pipes.get(node, ()):
-                if room[pipe] > LEAST and ends[pipe] not in level:
+                if room[pipe] > _LEAST and ends[pipe] not in level:
                     level[ends[pipe]] = level[node] + 1
                     queue.append(ends[pipe])
         if stop not in level:
@@ -162,14 +162,14 @@ def _dinic(
                     room[pipe] -= most
                     room[pipe ^ 1] += most
                 # go on from where the first pipe is full
-                full = next(n for n, pipe in enumerate(path) if room[pipe] <= LEAST)
+                full = next(n for n, pipe in enumerate(path) if room[pipe] <= _LEAST)
                 node = ends[path[full] ^ 1]
                 del path[full:]
                 continue
             some = pipes.get(node, [])
             while tried[node] < len(some):
                 pipe = some[tried[node]]
-                if room[pipe] > LEAST and level.get(ends[pipe], -1) == level[node] + 1:
+                if room[pipe] > _LEAST and level.get(ends[pipe], -1) == level[node] + 1:
                     break
                 tried[node] += 1
             if tried[node] < len(some):

@@ -27,22 +27,22 @@ from regard.viewer.panels import BLUES, HEAT, INK, LINE, MARGIN, SOFT, TITLE, Sh
 from regard.viewer.picture import Choice, Picture, QueryPoint, Recording, View, choose_views
 from regard.viewer.placement import placement_of
 
-HEIGHT = 192  # pixels of a spectrogram
-PER_FRAME = 3  # pixels, as long as it is no wider than
-WIDTHS = 480, 1920
-SHOWN = 0.1  # a unit whose posterior is never higher is not drawn
-WIDE, PITCH = 10.5, 0.14  # inches of a PNG, and of a row of an alignment
-MAX_ALIGNED = 60  # words of one alignment
-MAX_MAPS = 48
+_HEIGHT = 192  # pixels of a spectrogram
+_PER_FRAME = 3  # pixels, as long as it is no wider than
+_WIDTHS = 480, 1920
+_SHOWN = 0.1  # a unit whose posterior is never higher is not drawn
+_WIDE, _PITCH = 10.5, 0.14  # inches of a PNG, and of a row of an alignment
+_MAX_ALIGNED = 60  # words of one alignment
+_MAX_MAPS = 48
 
 
 def spectrogram_photo(spectrogram: np.ndarray) -> np.ndarray:
     """Return a log spectrogram (frames, mels) as an image, low frequencies at the bottom."""
     low, high = np.percentile(spectrogram, (5, 99.5))
     grey = np.clip((spectrogram.T[::-1] - low) / max(1e-6, high - low), 0, 1)
-    wide = int(np.clip(PER_FRAME * len(spectrogram), *WIDTHS))
+    wide = int(np.clip(_PER_FRAME * len(spectrogram), *_WIDTHS))
     pixels = Image.fromarray((255 * grey).round().astype(np.uint8))
-    return np.asarray(pixels.resize((wide, HEIGHT), Image.Resampling.BICUBIC))
+    return np.asarray(pixels.resize((wide, _HEIGHT), Image.Resampling.BICUBIC))
 
 
 def parse_moment(at: str, seconds: float) -> QueryPoint:
@@ -129,12 +129,12 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
     assert recording is not None and photo is not None
     chosen = choose_views(picture, layers)
     if heads is None:
-        many = sum(len(view.heads) for view in chosen.views) > MAX_MAPS // 2
+        many = sum(len(view.heads) for view in chosen.views) > _MAX_MAPS // 2
         heads = "mean" if many or len(chosen.views) > 2 else "all"
     views = choose_views(chosen, heads=heads).views
-    if sum(len(view.heads) for view in views) > MAX_MAPS:
+    if sum(len(view.heads) for view in views) > _MAX_MAPS:
         raise UsageError(
-            f"more than {MAX_MAPS} maps are too many for one PNG; choose some with layers= and "
+            f"more than {_MAX_MAPS} maps are too many for one PNG; choose some with layers= and "
             "heads=, or save as .html"
         )
     texts = [word.text for word in recording.words]
@@ -149,16 +149,16 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
     total = TITLE + 0.2 * len(notes) + sum(high[key] for key in ("photo", "words", "posteriors"))
     total += sum(each + gaps for each in heights) + 1.0
     names = [*texts, *recording.units, *(name for view in views for name in view.row_tokens)]
-    sheet = Sheet(WIDE + left + MARGIN, total, [picture.title, *notes, *names])
-    sheet.write(picture.title, MARGIN, 0.32, 11, room=WIDE)
+    sheet = Sheet(_WIDE + left + MARGIN, total, [picture.title, *notes, *names])
+    sheet.write(picture.title, MARGIN, 0.32, 11, room=_WIDE)
     for number, note in enumerate(notes):
-        sheet.write(note, MARGIN, 0.52 + 0.2 * number, 8, SOFT, WIDE)
+        sheet.write(note, MARGIN, 0.52 + 0.2 * number, 8, SOFT, _WIDE)
     down = TITLE + 0.2 * len(notes) + 0.1
     span = 0.0, recording.seconds
 
     def below(height: float, space: float = 0.08) -> Axes:
         nonlocal down
-        axes = sheet.axes(left, down, WIDE, height, xlim=span, yticks=[])
+        axes = sheet.axes(left, down, _WIDE, height, xlim=span, yticks=[])
         axes.tick_params(labelsize=7, colors=SOFT, length=2, color=LINE, labelbottom=False)
         for edge in axes.spines.values():
             edge.set_color(LINE)
@@ -185,7 +185,7 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
     down += 0.3
     for (view, head), height in zip(rows, heights, strict=True):
         name = f"head {view.heads[head]}" if str(view.heads[head]).isdecimal() else view.heads[head]
-        sheet.write(f"{view.name}, {name}", left, down + 0.12, 7.5, INK, WIDE)
+        sheet.write(f"{view.name}, {name}", left, down + 0.12, 7.5, INK, _WIDE)
         down += 0.18
         axes = below(height, gaps - 0.18)
         _draw_map(axes, sheet, picture, view, head)
@@ -196,7 +196,7 @@ def _map_height(view: View, overlay: float) -> float:
     """Return how high the map of a head is: words below each other, or one spectrogram."""
     if view.kind != "cross":
         return overlay
-    return PITCH * min(MAX_ALIGNED, len(view.row_tokens)) + 0.02
+    return _PITCH * min(_MAX_ALIGNED, len(view.row_tokens)) + 0.02
 
 
 def _draw_map(axes: Axes, sheet: Sheet, picture: Picture, view: View, head: int) -> None:
@@ -204,7 +204,7 @@ def _draw_map(axes: Axes, sheet: Sheet, picture: Picture, view: View, head: int)
     assert picture.recording is not None and picture.photo is not None
     seconds = picture.recording.seconds
     if view.kind == "cross":
-        weights = view.weights[head][:MAX_ALIGNED]
+        weights = view.weights[head][:_MAX_ALIGNED]
         long = weights.shape[1] * placement_of(view).key_grid.cell_width * seconds
         axes.imshow(weights, extent=(0, long, len(weights), 0), aspect="auto", cmap=BLUES)
         axes.set_xlim(0, seconds)
@@ -234,7 +234,7 @@ def _draw_posteriors(axes: Axes, sheet: Sheet, recording: Recording) -> None:
         curve = posteriors[:, number]
         if not unit:
             axes.plot(times, curve, color=LINE, linewidth=0.8, zorder=0)
-        elif curve.max() >= SHOWN:
+        elif curve.max() >= _SHOWN:
             colour = HEAT(0.1 + 0.75 * (number * 0.381966 % 1))
             axes.fill_between(times, curve, color=colour, alpha=0.55, linewidth=0)
             for peak in _peaks(curve):

@@ -84,7 +84,7 @@ class PerLayer(Position):
 
 
 # what a layer asks of its position; the rest is asked by the stack
-OF_LAYER = ("rotate", "query", "bias", "add_values")
+_OF_LAYER = ("rotate", "query", "bias", "add_values")
 
 
 class OfStack(Position):
@@ -96,7 +96,7 @@ class OfStack(Position):
     def __init__(self, position: Position):
         super().__init__()
         self.adds_values = position.adds_values
-        for name in OF_LAYER:
+        for name in _OF_LAYER:
             setattr(self, name, getattr(position, name))
 
 
@@ -104,7 +104,7 @@ def of_layer(position: Position) -> Position:
     """Return the position of the next layer: the stack's, or a fresh one."""
     if isinstance(position, PerLayer):
         return position.make()
-    if all(getattr(type(position), name) is getattr(Position, name) for name in OF_LAYER):
+    if all(getattr(type(position), name) is getattr(Position, name) for name in _OF_LAYER):
         return Position()
     return OfStack(position) if any(True for _ in position.parameters()) else position
 

@@ -22,7 +22,7 @@ from regard.decode.trace import Branch, begin_trace, is_tracing
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
-LEAST_LOGPROB = -1000.0  # a log-probability that is none, and whose sums over frames stay exact
+_LEAST_LOGPROB = -1000.0  # a log-probability that is none, and whose sums over frames stay exact
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class CTCPrefixScore(ByRow):
         self.weight, self.blank, self.ends = weight, blank, list(ends)
         sizes = [log_probs.shape[1]] * len(log_probs) if lengths is None else lengths.tolist()
         self.log_probs = [
-            row[:size].double().clamp(min=LEAST_LOGPROB)
+            row[:size].double().clamp(min=_LEAST_LOGPROB)
             for row, size in zip(log_probs, sizes, strict=True)
         ]
         # what the last step computed of its prefixes, (sentence, tokens)
@@ -362,12 +362,14 @@ class CTCPrefixScore(ByRow):
         in_token, in_blank, prefix = paths
         either = torch.logaddexp(in_token, in_blank)
         # a text that does not fit into the frames has no path at all
-        most = either.amax(1, keepdim=True).clamp(min=LEAST_LOGPROB * (len(log_probs) + 1))
+        most = either.amax(1, keepdim=True).clamp(min=_LEAST_LOGPROB * (len(log_probs) + 1))
         scores = ((either[:, :-1] - most).exp() @ log_probs.exp()).log() + most
         again = (in_blank[:, :-1] + log_probs[:, last].T).logsumexp(1, keepdim=True)
         scores = scores.scatter(1, last.unsqueeze(1), again)
         scores[:, self.ends] = either[:, -1:]
-        scores = (scores - prefix.unsqueeze(1)).nan_to_num(LEAST_LOGPROB).clamp(LEAST_LOGPROB, 0.0)
+        scores = (
+            (scores - prefix.unsqueeze(1)).nan_to_num(_LEAST_LOGPROB).clamp(_LEAST_LOGPROB, 0.0)
+        )
         scores[:, self.blank] = -inf
         return scores
 

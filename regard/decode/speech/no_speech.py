@@ -12,14 +12,14 @@ import numpy as np
 import soxr
 
 RATE = 8000  # what is above 4 kHz is not looked at
-FRAME_HOP = 80  # samples: 10 ms
+_FRAME_HOP = 80  # samples: 10 ms
 STRETCH_SECONDS = 2.0  # seconds
-SOFTEST_PEAK = 1e-4  # of full scale: a sound that never gets louder is none
-LOUD = 1e-3  # of the largest power: softer frames are not measured
-NOISE_POWER = 1e-8  # power of the faintest noise, relative to the loudest sample
-PITCHES = 70, 400  # Hz, of a voice
-VOICED = 0.7  # correlation of a frame with itself one period later
-JUMP, STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at all
+_SOFTEST_PEAK = 1e-4  # of full scale: a sound that never gets louder is none
+_LOUD = 1e-3  # of the largest power: softer frames are not measured
+_NOISE_POWER = 1e-8  # power of the faintest noise, relative to the loudest sample
+_PITCHES = 70, 400  # Hz, of a voice
+_VOICED = 0.7  # correlation of a frame with itself one period later
+_JUMP, _STILL = 0.08, 0.002  # of log pitch in 10 ms: another note; not moving at all
 
 # of change, flatness, harmonicity, moving, level, steadiness and steady
 MEASURE_MEAN = (3.074, -22.4, 0.6627, 0.4386, 4.688, 0.7864, 0.3603)
@@ -82,7 +82,7 @@ def _scores(samples: np.ndarray, rate: int) -> Iterator[float]:
     last = max(0, len(samples) - size)
     for start in [*range(0, last, size // 2), last]:
         part = samples[start : start + size]
-        if len(part) and np.abs(part).max() > SOFTEST_PEAK:
+        if len(part) and np.abs(part).max() > _SOFTEST_PEAK:
             x = np.clip(
                 (measures(part, rate) - np.array(MEASURE_MEAN)) / np.array(MEASURE_SCALE),
                 -MEASURE_CLIP,
@@ -108,10 +108,10 @@ def measures(samples: np.ndarray, rate: int) -> np.ndarray:
 
 def _frames(sound: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return windowed frames (n, size) every 10 ms, and which of them are loud."""
-    sound = np.pad(sound, (0, max(0, size + 4 * FRAME_HOP - len(sound))))
-    frames = np.lib.stride_tricks.sliding_window_view(sound, size)[::FRAME_HOP] * np.hanning(size)
+    sound = np.pad(sound, (0, max(0, size + 4 * _FRAME_HOP - len(sound))))
+    frames = np.lib.stride_tricks.sliding_window_view(sound, size)[::_FRAME_HOP] * np.hanning(size)
     power = np.square(frames).sum(1)
-    return frames, power > LOUD * power.max()
+    return frames, power > _LOUD * power.max()
 
 
 def _bins(size: int, low: float, high: float) -> slice:
@@ -135,7 +135,7 @@ _BANDS = _bands(256)
 def _shape(sound: np.ndarray) -> tuple[float, float]:
     """Measure how much the spectral shape changes in 40 ms, and how flat the spectrum is (dB)."""
     frames, loud = _frames(sound, 256)
-    power = np.square(np.abs(np.fft.rfft(frames))) + NOISE_POWER * np.square(np.hanning(256)).sum()
+    power = np.square(np.abs(np.fft.rfft(frames))) + _NOISE_POWER * np.square(np.hanning(256)).sum()
     bands = 10 * np.log10(power @ _BANDS.T)
     shape = bands - bands.mean(1, keepdims=True)
     change = np.sqrt(np.square(shape[4:] - shape[:-4]).mean(1))[loud[4:] & loud[:-4]]
@@ -151,10 +151,10 @@ def _pitch(sound: np.ndarray) -> tuple[float, float, float]:
     power = np.square(np.abs(np.fft.rfft(frames, padded)))
     voice = _bins(padded, 80, 3800)
     power[:, : voice.start] = power[:, voice.stop :] = 0
-    level = 10 * np.log10(power.sum(1) + NOISE_POWER)
+    level = 10 * np.log10(power.sum(1) + _NOISE_POWER)
     window = np.fft.irfft(np.square(np.abs(np.fft.rfft(np.hanning(size), padded))))[:size]
     same = np.fft.irfft(power)[:, :size] / window
-    same = same[:, RATE // PITCHES[1] - 1 : RATE // PITCHES[0] + 2] / (same[:, :1] + 1e-12)
+    same = same[:, RATE // _PITCHES[1] - 1 : RATE // _PITCHES[0] + 2] / (same[:, :1] + 1e-12)
     middle = same[:, 1:-1]
     peaks = np.where((middle > same[:, :-2]) & (middle >= same[:, 2:]), middle, -1.0)
     # the first of several peaks that are almost as high: not an octave too low
@@ -162,12 +162,12 @@ def _pitch(sound: np.ndarray) -> tuple[float, float, float]:
     rows = np.arange(len(same))
     before, at, after = (same[rows, first + n] for n in range(3))
     bend = np.minimum(before - 2 * at + after, -1e-9)
-    lag = RATE // PITCHES[1] + first + np.clip(0.5 * (before - after) / bend, -0.5, 0.5)
+    lag = RATE // _PITCHES[1] + first + np.clip(0.5 * (before - after) / bend, -0.5, 0.5)
     high = peaks[rows, first]
-    voiced = (high > VOICED) & loud
+    voiced = (high > _VOICED) & loud
     step = np.abs(np.diff(np.log(lag)))[voiced[1:] & voiced[:-1]]
-    gliding = step[step < JUMP]
-    moving = float((gliding > STILL).mean()) if len(gliding) else 0.0
+    gliding = step[step < _JUMP]
+    moving = float((gliding > _STILL).mean()) if len(gliding) else 0.0
     return float(np.median(high[loud])), moving, float(level[loud].std())
 
 

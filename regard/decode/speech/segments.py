@@ -9,10 +9,10 @@ from regard.errors import UsageError
 
 HOP = 0.01  # seconds from one value of the loudness to the next
 SILENCE = -90.0  # decibels of full scale: nothing that a recording can hold is softer
-RISE = 8.0  # decibels above the noise floor at which sound begins; it ends 3 dB lower
-HYSTERESIS = 3.0
-SOUND_RANGE = 45.0  # decibels below the loudest sound, beyond which a sound is none
-LONG_PAUSE = 2.0  # seconds of pause that always end a segment
+_RISE = 8.0  # decibels above the noise floor at which sound begins; it ends 3 dB lower
+_HYSTERESIS = 3.0
+_SOUND_RANGE = 45.0  # decibels below the loudest sound, beyond which a sound is none
+_LONG_PAUSE = 2.0  # seconds of pause that always end a segment
 
 
 class Segment(NamedTuple):
@@ -51,7 +51,7 @@ def sound_threshold(level: np.ndarray) -> float | None:
     if len(level) == 0 or level.max() <= SILENCE:
         return None
     floor, top = np.percentile(level, [10, 99])
-    begin = max(float(floor) + RISE, float(top) - SOUND_RANGE)
+    begin = max(float(floor) + _RISE, float(top) - _SOUND_RANGE)
     return begin if begin < top else None
 
 
@@ -71,7 +71,7 @@ def sounding(level: np.ndarray, *, min_pause: float = 0.3, margin: float = 0.15)
     if begin is None:
         some = len(level) > 0 and level.max() > SILENCE
         return np.array([[0, len(level)]] if some else [], dtype=np.int64).reshape(-1, 2)
-    runs = _stretches(level > begin - HYSTERESIS)
+    runs = _stretches(level > begin - _HYSTERESIS)
     runs = runs[[bool((level[a:b] > begin).any()) for a, b in runs]]
     if len(runs) == 0:
         return runs
@@ -130,7 +130,7 @@ def cut_at_pauses(
 
 def _grouped(parts: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Put neighbours together while they fit, and part them at the longest pauses."""
-    long = round(LONG_PAUSE / HOP)
+    long = round(_LONG_PAUSE / HOP)
     pauses = [b[0] - a[1] for a, b in pairwise(parts)] + [long]
     grouped: list[tuple[int, int]] = []
     first = 0

@@ -8,13 +8,13 @@ from unicodedata import east_asian_width
 from regard.decode.speech.words import Word, unspaced
 from regard.errors import UsageError
 
-LINES, WIDTH = 2, 42  # of a cue; the width of a character of Chinese or Japanese counts double
-LONGEST_CUE, SHORTEST_CUE = (
+_LINES, WIDTH = 2, 42  # of a cue; the width of a character of Chinese or Japanese counts double
+_LONGEST_CUE, _SHORTEST_CUE = (
     7.0,
     1.0,
 )  # seconds that a cue is shown, the shorter one where there is time
-CUE_PAUSE = 1.0  # seconds of silence that end a cue
-SENTENCE_ENDS = (
+_CUE_PAUSE = 1.0  # seconds of silence that end a cue
+_SENTENCE_ENDS = (
     ".",
     "?",
     "!",
@@ -22,7 +22,7 @@ SENTENCE_ENDS = (
     "？",
     "！",
 )  # of a sentence, which ends a cue that is half full
-LAST_MILLISECOND = 3_600_000 * 1000  # milliseconds; no recording is longer
+_LAST_MILLISECOND = 3_600_000 * 1000  # milliseconds; no recording is longer
 
 
 class Cue(NamedTuple):
@@ -58,11 +58,11 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 def _fits(texts: Sequence[str]) -> bool:
     lines = _lines(texts)
-    return len(lines) <= LINES and all(_width(line) <= WIDTH for line in lines)
+    return len(lines) <= _LINES and all(_width(line) <= WIDTH for line in lines)
 
 
 def _milliseconds(seconds: float) -> int:
-    if not isfinite(seconds) or seconds * 1000 > LAST_MILLISECOND:
+    if not isfinite(seconds) or seconds * 1000 > _LAST_MILLISECOND:
         raise UsageError(f"a word at {seconds} seconds; expected a time within the sound")
     return max(0, round(seconds * 1000))
 
@@ -75,12 +75,12 @@ def cues(words: Sequence[Word]) -> list[Cue]:
             continue
         group = groups[-1] if groups else []
         texts = [one.text for one in group]
-        full = _width(join_words(texts)) >= WIDTH and texts[-1].endswith(SENTENCE_ENDS)
+        full = _width(join_words(texts)) >= WIDTH and texts[-1].endswith(_SENTENCE_ENDS)
         if (
             not group
             or full
-            or word.start - group[-1].end > CUE_PAUSE
-            or word.end - group[0].start > LONGEST_CUE
+            or word.start - group[-1].end > _CUE_PAUSE
+            or word.end - group[0].start > _LONGEST_CUE
             or not _fits([*texts, word.text])
         ):
             groups.append([word])
@@ -92,8 +92,8 @@ def cues(words: Sequence[Word]) -> list[Cue]:
         end = max(_milliseconds(max(word.end for word in group)), start + 1)
         made.append(Cue(start, end, _lines([word.text for word in group])))
     for n, cue in enumerate(made):
-        after = made[n + 1].start if n + 1 < len(made) else LAST_MILLISECOND
-        until = min(cue.start + round(SHORTEST_CUE * 1000), after)
+        after = made[n + 1].start if n + 1 < len(made) else _LAST_MILLISECOND
+        until = min(cue.start + round(_SHORTEST_CUE * 1000), after)
         made[n] = cue._replace(end=max(cue.end, until))
     return made
 

@@ -37,14 +37,14 @@ from regard.decode.speech.words import Word, word_tokens
 from regard.errors import UsageError, lookup
 from regard.native.processor import check_dtype
 
-MOST_WINDOWS = 16  # that are decoded at once
-MAX_MEMORY_BYTES = 2**30  # of the keys and values of their memories
-MEDIAN = 7  # frames over which attention weights are smoothed
+_MOST_WINDOWS = 16  # that are decoded at once
+_MAX_MEMORY_BYTES = 2**30  # of the keys and values of their memories
+_MEDIAN = 7  # frames over which attention weights are smoothed
 # at which a window is tried again that came out improbable or repetitive
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
-REPETITIVE = 2.4  # times that a text can be compressed
-IMPROBABLE = -1.0  # mean log-probability of its tokens
-REPEATS, LONGEST_REPEAT = 4, 32  # of the same tokens at the end of a text, which are then cut off
+_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
+_REPETITIVE = 2.4  # times that a text can be compressed
+_IMPROBABLE = -1.0  # mean log-probability of its tokens
+_REPEATS, _LONGEST_REPEAT = 4, 32  # of the same tokens at the end of a text, which are then cut off
 
 
 class SoundWindow(NamedTuple):
@@ -261,7 +261,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         made = self._write(memory, lengths, prompts, options, timestamps, lines)
         if not options.fallback or options.sampling:
             return made
-        for temperature in TEMPERATURES:
+        for temperature in _TEMPERATURES:
             again = [n for n, one in enumerate(made) if self.failed(one, options)]
             if not again:
                 return made
@@ -326,15 +326,15 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
     def silent(self, written: WindowText, options: WhisperDecoding) -> bool:
         """Tell whether a window holds no speech: likely none, and what was written improbable."""
-        return written.no_speech > options.no_speech and written.score <= IMPROBABLE
+        return written.no_speech > options.no_speech and written.score <= _IMPROBABLE
 
     def repetitive(self, written: WindowText) -> bool:
         """Tell whether the best text repeats itself."""
-        return compression_ratio(self.text(written.texts[0].ids)) > REPETITIVE
+        return compression_ratio(self.text(written.texts[0].ids)) > _REPETITIVE
 
     def failed(self, written: WindowText, options: WhisperDecoding) -> bool:
         """Tell whether a window is to be tried again."""
-        improbable = written.score < IMPROBABLE and not self.silent(written, options)
+        improbable = written.score < _IMPROBABLE and not self.silent(written, options)
         return improbable or self.repetitive(written)
 
     def _cut(self, written: WindowText) -> WindowText:
@@ -389,7 +389,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         config = self.model.config
         memory = 8 * config.max_frames * config.block.width * config.decoder_depth
         workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        rows = min(MOST_WINDOWS, MAX_MEMORY_BYTES // memory, -(-len(windows) // workers))
+        rows = min(_MOST_WINDOWS, _MAX_MEMORY_BYTES // memory, -(-len(windows) // workers))
 
         def write(some: list[tuple[int, SoundWindow]]) -> list[WindowText]:
             return self._batch(some, options, timestamps)
@@ -568,11 +568,11 @@ def compression_ratio(text: str) -> float:
 def without_repetition(ids: Sequence[int]) -> int:
     """Return how many tokens remain where the same ones are repeated at the end, but for once."""
     ids = list(ids)
-    for period in range(1, LONGEST_REPEAT + 1):
+    for period in range(1, _LONGEST_REPEAT + 1):
         size = len(ids)
         while size > period and ids[size - 1] == ids[size - 1 - period]:
             size -= 1
-        if len(ids) - size >= (REPEATS - 1) * period:
+        if len(ids) - size >= (_REPEATS - 1) * period:
             return size
     return len(ids)
 
@@ -608,10 +608,10 @@ def smoothed(weights: Tensor) -> Tensor:
     """
     std, mean = torch.std_mean(weights, dim=1, keepdim=True, correction=0)
     weights = (weights - mean) / std
-    half = MEDIAN // 2
+    half = _MEDIAN // 2
     if weights.shape[-1] > half:
         padded = F.pad(weights, (half, half), mode="reflect")
-        weights = padded.unfold(-1, MEDIAN, 1).sort(-1).values[..., half]
+        weights = padded.unfold(-1, _MEDIAN, 1).sort(-1).values[..., half]
     return weights.mean(0)
 
 

@@ -11,26 +11,26 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.speech.ctc_align import CTCAlignment
 from regard.decode.speech.segments import HOP, SILENCE, smooth
 
-PIECE_SPACE = "▁"  # how a tokenizer's pieces show a space
-REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
+_PIECE_SPACE = "▁"  # how a tokenizer's pieces show a space
+_REACH = 0.1  # seconds that a word goes on beyond its tokens where the sound is not known
 
 # Where a word begins and ends in a known sound; found on sentences joined from FSDD's training
 # files and the spikes of three CTC models, one of which emits tokens 0.3 seconds early.
-HEARD_RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
-WORD_RISE, SLOPE = (
+_HEARD_RANGE = 80.0  # decibels beneath the loud parts, beyond which nothing is heard
+_WORD_RISE, _SLOPE = (
     1.5,
     3.0,
 )  # decibels above the noise floor where sound begins, and until it is sure
-SHORTEST_WORD = 0.03  # seconds of a word
-WORD_PAUSE = 0.05  # seconds; less between two words is the end of the first
-USUAL_SECONDS, PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
-FARTHEST = 0.5  # seconds beyond which a token is no further away
-SEARCHED = 1.5  # seconds around its tokens in which a word is looked for
+_SHORTEST_WORD = 0.03  # seconds of a word
+_WORD_PAUSE = 0.05  # seconds; less between two words is the end of the first
+_USUAL_SECONDS, _PER_LETTER = 0.25, 0.04  # seconds of a word, and more for each letter
+_FARTHEST = 0.5  # seconds beyond which a token is no further away
+_SEARCHED = 1.5  # seconds around its tokens in which a word is looked for
 # Costs, in frames of sound that belong to no word:
-SILENCE_INSIDE = 0.5  # of each frame
-LOUD_BOUNDARY = 12.0  # at full level
-TOKEN_OUTSIDE = 20.0  # a second, as the mean over tokens
-UNLIKELY_LENGTH = 16.0  # for a length e times too long or too short
+_SILENCE_INSIDE = 0.5  # of each frame
+_LOUD_BOUNDARY = 12.0  # at full level
+_TOKEN_OUTSIDE = 20.0  # a second, as the mean over tokens
+_UNLIKELY_LENGTH = 16.0  # for a length e times too long or too short
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, lis
     found: list[list[int]] = []
     begin = True
     for place, piece in enumerate(tokenizer.pieces(ids)):
-        bare = piece.replace(PIECE_SPACE, "")
-        begin = begin or piece.startswith(PIECE_SPACE) or unspaced(bare)
+        bare = piece.replace(_PIECE_SPACE, "")
+        begin = begin or piece.startswith(_PIECE_SPACE) or unspaced(bare)
         if bare:
             if begin:
                 found.append([])
             found[-1].append(place)
-            begin = piece.endswith(PIECE_SPACE) or unspaced(bare)
+            begin = piece.endswith(_PIECE_SPACE) or unspaced(bare)
     return [(tokenizer.decode([ids[n] for n in some]).strip(), some) for some in found]
 
 
@@ -107,8 +107,8 @@ def _halfway(times: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     first = np.maximum.accumulate([max(0.0, float(some[0])) for some in times])
     last = np.maximum.accumulate([max(0.0, float(some[-1])) for some in times])
     middle = (np.minimum(last[:-1], first[1:]) + first[1:]) / 2
-    low = np.maximum(np.concatenate([[0.0], middle]), first - REACH)
-    high = np.minimum(np.concatenate([middle, [np.inf]]), last + REACH)
+    low = np.maximum(np.concatenate([[0.0], middle]), first - _REACH)
+    high = np.minimum(np.concatenate([middle, [np.inf]]), last + _REACH)
     return list(zip(low.tolist(), np.maximum(high, low).tolist(), strict=True))
 
 
@@ -163,8 +163,8 @@ def align_words_to_energy(
 def _find_boundaries(level: np.ndarray, usual: list[tuple[float, float]]) -> _Boundaries:
     """Boundaries at the edges and dips of the sound, and where words usually begin and end."""
     top = float(np.percentile(level, 95))
-    floor = max(float(np.percentile(level, 5)), top - HEARD_RANGE)
-    heard = np.clip((level - floor - WORD_RISE) / SLOPE, 0.0, 1.0)
+    floor = max(float(np.percentile(level, 5)), top - _HEARD_RANGE)
+    heard = np.clip((level - floor - _WORD_RISE) / _SLOPE, 0.0, 1.0)
     loud = np.clip((smooth(level) - floor) / max(1.0, top - floor), 0.0, 1.2)
     edges = np.flatnonzero(np.diff(heard > 0, prepend=False, append=False))
     around = np.pad(loud, 1, mode="edge")
@@ -175,9 +175,9 @@ def _find_boundaries(level: np.ndarray, usual: list[tuple[float, float]]) -> _Bo
     softest = np.stack([near[n : n + len(level) + 1] for n in range(4)]).min(0)
     return _Boundaries(
         at=places * HOP,
-        loudness=LOUD_BOUNDARY * softest[places],
+        loudness=_LOUD_BOUNDARY * softest[places],
         sound=np.concatenate([[0.0], np.cumsum(heard)])[places],
-        silence=SILENCE_INSIDE * np.concatenate([[0.0], np.cumsum(1 - heard)])[places],
+        silence=_SILENCE_INSIDE * np.concatenate([[0.0], np.cumsum(1 - heard)])[places],
     )
 
 
@@ -186,8 +186,8 @@ def _add_word(
 ) -> _WordEnds:
     """The cheapest ways to lay one more word, with tokens at these seconds, after those before."""
     at, first = boundaries.at, before.first
-    low = max(first, int(np.searchsorted(at, tokens.min() - SEARCHED)))
-    high = max(low + 1, int(np.searchsorted(at, tokens.max() + SEARCHED, "right")))
+    low = max(first, int(np.searchsorted(at, tokens.min() - _SEARCHED)))
+    high = max(low + 1, int(np.searchsorted(at, tokens.max() + _SEARCHED, "right")))
     here = slice(low, high)
     # the cheapest end of the word before, for each place where this one may begin
     waiting = np.full(high - first, np.inf)
@@ -197,17 +197,17 @@ def _add_word(
     previous = np.maximum.accumulate(np.where(waiting <= lowest, np.arange(first, high), 0))
     # to begin, to be so long, and to end
     loudness, silence = boundaries.loudness[here], boundaries.silence[here]
-    early = np.clip(at[here, None] - tokens, 0.0, FARTHEST).mean(1)
-    late = np.clip(tokens - at[here, None], 0.0, FARTHEST).mean(1)
+    early = np.clip(at[here, None] - tokens, 0.0, _FARTHEST).mean(1)
+    late = np.clip(tokens - at[here, None], 0.0, _FARTHEST).mean(1)
     begin = lowest[low - first :] + boundaries.sound[here] + loudness - silence
-    begin += TOKEN_OUTSIDE * early
+    begin += _TOKEN_OUTSIDE * early
     seconds = at[here] - at[here, None]
-    possible = seconds > SHORTEST_WORD
-    logs = np.log(np.where(possible, seconds, 1.0)) - np.log(USUAL_SECONDS + PER_LETTER * letters)
-    costs = np.where(possible, begin[:, None] + UNLIKELY_LENGTH * logs**2, np.inf)
+    possible = seconds > _SHORTEST_WORD
+    logs = np.log(np.where(possible, seconds, 1.0)) - np.log(_USUAL_SECONDS + _PER_LETTER * letters)
+    costs = np.where(possible, begin[:, None] + _UNLIKELY_LENGTH * logs**2, np.inf)
     starts = costs.argmin(0)
     best = costs[starts, np.arange(high - low)] + silence + loudness
-    best += TOKEN_OUTSIDE * late
+    best += _TOKEN_OUTSIDE * late
     return _WordEnds(low, best, low + starts, previous[low - first :])
 
 
@@ -226,7 +226,7 @@ def _trace_back(
 def _join_close(bounds: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Let a word reach the next one where the pause between them is short."""
     joined = [
-        (start, after if after - end < WORD_PAUSE else end)
+        (start, after if after - end < _WORD_PAUSE else end)
         for (start, end), (after, _) in pairwise(bounds)
     ]
     return [*joined, *bounds[-1:]]

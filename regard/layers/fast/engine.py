@@ -32,13 +32,13 @@ from regard.layers.vocabulary import VocabularyLinear
 from regard.native.torch_private import traced
 
 # positions that add to embeddings, or to scores by the distance, and do nothing else
-BIASED = (T5Bias, ALiBi)
-ADDED = (Position, Sinusoidal, Learned, *BIASED)
-MOST_THREADS, LANES = 256, 16
+_BIASED = (T5Bias, ALiBi)
+_ADDED = (Position, Sinusoidal, Learned, *_BIASED)
+_MOST_THREADS, _LANES = 256, 16
 # Rows of one product: enough to read every weight for many, and few enough to stay in the cache.
-ROWS = {torch.float32: 320, torch.int8: 120}
+_ROWS = {torch.float32: 320, torch.int8: 120}
 STOPPINGS = ("patience", "early", "length", "never")
-_FUNCTIONS = known_functions(TokenEmbedding, VocabularyLinear, nn.Embedding, Distance, *ADDED)
+_FUNCTIONS = known_functions(TokenEmbedding, VocabularyLinear, nn.Embedding, Distance, *_ADDED)
 
 
 class Parts(NamedTuple):
@@ -176,8 +176,8 @@ class Engine:
         job = _Job(len(order), beam, n_best, beam == 1)
         job.stopping, job.enough = STOPPINGS.index(stopping), enough
         job.bos, job.eos, job.ends = bos, eos, len(ends)
-        job.threads = max(1, min(torch.get_num_threads(), len(order), MOST_THREADS))
-        job.rows = max(ROWS[self.dtype], beam, reads)
+        job.threads = max(1, min(torch.get_num_threads(), len(order), _MOST_THREADS))
+        job.rows = max(_ROWS[self.dtype], beam, reads)
         job.longest, job.reads = longest + 1, reads
         count = len(order) * n_best
         lengths = torch.tensor([0, *(len(sources[i]) for i in order)])
@@ -226,11 +226,11 @@ class Engine:
 
 def _biases(position: nn.Module, count: int, span: int) -> Tensor | None:
     """What distances add to scores, by head, from a key `count` - 1 before the query on."""
-    if type(position) not in BIASED:
+    if type(position) not in _BIASED:
         return None
     with torch.inference_mode():
         made = cast(Distance, position).values(torch.arange(count - 1, count - 1 - span, -1))
-        return F.pad(made.flatten(), (0, LANES))
+        return F.pad(made.flatten(), (0, _LANES))
 
 
 def _blocks(parts: Parts) -> list[BlockWeights | None]:
@@ -299,7 +299,7 @@ def _unknown(model: nn.Module, parts: Parts) -> str:
     for embed in (parts.source, parts.target):
         if (
             type(embed) is not TokenEmbedding
-            or type(embed.position) not in ADDED
+            or type(embed.position) not in _ADDED
             or embed.types is not None
             or type(embed.widen) is not nn.Identity
             or type(embed.tokens) is not nn.Embedding
@@ -308,7 +308,7 @@ def _unknown(model: nn.Module, parts: Parts) -> str:
         ):
             return f"its embedding ({type(embed.position).__name__} positions)"
     for block in (*parts.encoder, *parts.decoder):
-        if type(cast(Any, block).attention.position) not in ADDED:
+        if type(cast(Any, block).attention.position) not in _ADDED:
             return f"positions {type(cast(Any, block).attention.position).__name__} of a block"
     norms = [parts.encoder_norm, parts.decoder_norm, parts.source.norm, parts.target.norm]
     if first.order is PreNorm and any(type(norm) is nn.Identity for norm in norms[:2]):

@@ -21,7 +21,7 @@ from regard.layers.fast.alone import each_alone
 from regard.layers.fast.kernel_weights import checked_plan, kernel_weights
 from regard.native.functions import BLOCK_WEIGHTS
 
-CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among a block's weights
+_CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among a block's weights
 
 
 def try_half(blocks: list[Any], x: Tensor, mask: Mask | None, bias: Tensor | None) -> Tensor | None:
@@ -53,7 +53,7 @@ def half_memories(blocks: Sequence[Any], memory: Tensor) -> list[Memory] | None:
         return None
     sounds, layers = memory.to(torch.bfloat16), []
     for block, some in zip(blocks, weights, strict=True):
-        (weight, shift), cross = some[CROSS], block.cross
+        (weight, shift), cross = some[_CROSS], block.cross
         first = cross.heads * cross.head_width
         shift = None if shift is None else shift[first:]
         kv = torch.stack([F.linear(one, weight[first:], shift) for one in sounds])

@@ -36,14 +36,14 @@ from regard.native.torch_private import (
 )
 
 # as the kernels number them
-ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
+_ACTS = (F.relu, F.gelu, gelu_tanh, F.silu)
 # positions that change nothing in a block, or rotate queries and keys; exact classes only
-KNOWN_POSITIONS = frozenset(POSITIONS.values())
-ROTATING = (Rotary, Yarn)
-KNOWN_FEED_FORWARDS = (FeedForward, GatedFeedForward)
-KNOWN_NORMS = (LayerNorm, GainNorm, RMSNorm)
+_KNOWN_POSITIONS = frozenset(POSITIONS.values())
+_ROTATING = (Rotary, Yarn)
+_KNOWN_FEED_FORWARDS = (FeedForward, GatedFeedForward)
+_KNOWN_NORMS = (LayerNorm, GainNorm, RMSNorm)
 # what an instance may have instead of what its class says
-OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
+_OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
 
 # functions as they were: where each is looked up, its name, and what it was
@@ -72,11 +72,11 @@ _CLASSES = [
     MultiHead,
     PreNorm,
     PostNorm,
-    *KNOWN_FEED_FORWARDS,
-    *KNOWN_NORMS,
+    *_KNOWN_FEED_FORWARDS,
+    *_KNOWN_NORMS,
     Dot,
     Position,
-    *ROTATING,
+    *_ROTATING,
 ]
 _CLASSES += [*Dot.__mro__[1:-1], nn.Linear, nn.LayerNorm]
 _LOOKED_UP = [
@@ -140,7 +140,7 @@ def kernel_weights(
     around += [] if cross is None else [block.around_cross]
     if (
         type(attention) is not MultiHead
-        or type(ffn) not in KNOWN_FEED_FORWARDS
+        or type(ffn) not in _KNOWN_FEED_FORWARDS
         or not (cross is None or _reads_alike(cross, attention))
         or any(type(one) is not order for one in around)
     ):
@@ -148,14 +148,14 @@ def kernel_weights(
     ffn, norms = cast(Any, ffn), [one.norm for one in around]
     position, score, kind = attention.position, attention.score, type(norms[0])
     if (
-        kind not in KNOWN_NORMS
+        kind not in _KNOWN_NORMS
         or any(type(norm) is not kind or norm.eps != norms[0].eps for norm in norms)
         or type(score) is not Dot
         or vars(score).keys() != {"scale"}
-        or type(position) not in KNOWN_POSITIONS
+        or type(position) not in _KNOWN_POSITIONS
         or attention.needs_key_positions
-        or (attention.uses_rotation and type(position) not in ROTATING)
-        or not any(ffn.act is act for act in ACTS)
+        or (attention.uses_rotation and type(position) not in _ROTATING)
+        or not any(ffn.act is act for act in _ACTS)
     ):
         return None
     gate = ffn.gate if type(ffn) is GatedFeedForward else None
@@ -194,7 +194,7 @@ def kernel_weights(
         g,
         d,
         f,
-        next(i for i, act in enumerate(ACTS) if ffn.act is act),
+        next(i for i, act in enumerate(_ACTS) if ffn.act is act),
         kind,
         norms[0].eps,
         d**-0.5 if score.scale is None else score.scale,
@@ -211,7 +211,7 @@ def _reads_alike(cross: nn.Module, attention: MultiHead) -> bool:
     return (
         sizes[0] == sizes[1]
         and vars(cross.score) == vars(attention.score)
-        and type(cross.position) in KNOWN_POSITIONS
+        and type(cross.position) in _KNOWN_POSITIONS
         and not cross.needs_key_positions
         and not cross.uses_rotation
     )
@@ -226,7 +226,7 @@ def unmodified(*modules: nn.Module) -> bool:
     """True if modules run as their classes say: no hook, no method of an instance's own."""
     for module in modules:
         own = vars(module)
-        if has_hooks(module) or any(own.get(name) for name in OVERRIDES):
+        if has_hooks(module) or any(own.get(name) for name in _OVERRIDES):
             return False
         if not own.keys().isdisjoint(_METHODS[type(module)]):
             return False

@@ -31,11 +31,11 @@ from regard.native.functions import BLOCK_WEIGHTS, MAX_KERNEL_LENGTH, BlockSizes
 from regard.native.functions import blocks as native_blocks
 
 # Wider blocks are left to PyTorch, whose products of many rows at once are better then.
-WIDEST_TRAINED = 256
+_WIDEST_TRAINED = 256
 # Of more tokens at once, as in a prompt, PyTorch's products are better, too.
-MAX_DECODED_TOKENS = 32
-CROSS_WEIGHTS = 6  # of a block, after its others
-MEMORY_STRETCH = 64  # keys of a memory that are read at once, as in decode.c
+_MAX_DECODED_TOKENS = 32
+_CROSS_WEIGHTS = 6  # of a block, after its others
+_MEMORY_STRETCH = 64  # keys of a memory that are read at once, as in decode.c
 
 
 def try_kernel(
@@ -91,7 +91,7 @@ def try_train_kernel(
     if not torch.is_grad_enabled() or x.ndim != 3 or not x.numel() or type(x) is not Tensor:
         return None
     b, l, w = x.shape
-    if l > MAX_KERNEL_LENGTH or w > WIDEST_TRAINED or not x.is_cpu or x.dtype != torch.float32:
+    if l > MAX_KERNEL_LENGTH or w > _WIDEST_TRAINED or not x.is_cpu or x.dtype != torch.float32:
         return None
     if bias is not None and (bias.requires_grad or type(bias) is not Tensor):
         return None
@@ -157,7 +157,7 @@ def try_decode_kernel(
     if (
         (memory is None and (norm is None or first.length == 0))
         or (memory is not None and not memory.readable())
-        or x.shape[-2] > MAX_DECODED_TOKENS
+        or x.shape[-2] > _MAX_DECODED_TOKENS
         or torch.is_grad_enabled()
         or x.ndim != 3
         or not x.numel()
@@ -254,7 +254,7 @@ class DecodeKernel:
         self.weights = [w.detach() for part in parts for w in part.weights if w is not None]
         centred = first.norm is not RMSNorm
         self.shape = _Shape(len(blocks), *first[2:8], centred, first.eps, first.scale)
-        none = [0] * (0 if self.crosses else CROSS_WEIGHTS)
+        none = [0] * (0 if self.crosses else _CROSS_WEIGHTS)
         rows = [[*map(native.address, part.weights), *none, part.columns] for part in parts]
         self.layers = torch.tensor(rows, dtype=torch.int64)
 
@@ -326,8 +326,8 @@ class DecodeKernel:
                 strides = memory_bias.stride()[:3]
                 step.memory_bias_b, step.memory_bias_h, step.memory_bias_t = strides
             read = native.addresses([*(m.k for m in memory.layers), *(m.v for m in memory.layers)])
-            stretches = -(-length // MEMORY_STRETCH)
-            room += t * h * (b * stretches * (d + 2) + step.threads * MEMORY_STRETCH)
+            stretches = -(-length // _MEMORY_STRETCH)
+            room += t * h * (b * stretches * (d + 2) + step.threads * _MEMORY_STRETCH)
         scratch = x.new_empty(room)
         halves = [ctypes.byref(one, ctypes.sizeof(one) // 2) for one in (own, read)]
         library.regard_decode(

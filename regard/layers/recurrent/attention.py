@@ -16,7 +16,7 @@ from regard.attention.normalisers import Sample
 from regard.attention.scores import Additive, Bilinear, Dot, Gaussian
 from regard.errors import UsageError
 
-BASELINE = 0.01  # of the baseline's own loss: small, so that it does not use up a clipped gradient
+_BASELINE = 0.01  # of the baseline's own loss: small, so that it does not use up a clipped gradient
 
 
 class ReinforceTape:
@@ -41,7 +41,7 @@ class ReinforceTape:
         real = torch.ones_like(losses, dtype=torch.bool) if real is None else real
         ahead = losses.detach().masked_fill(~real, 0.0).flip(1).cumsum(1).flip(1)
         learns = log_prob * (ahead - baseline.detach())
-        learns = learns + BASELINE * F.smooth_l1_loss(baseline, ahead, reduction="none")
+        learns = learns + _BASELINE * F.smooth_l1_loss(baseline, ahead, reduction="none")
         learns = learns.masked_fill(~real, 0.0).sum()
         return learns - learns.detach()
 

@@ -35,10 +35,12 @@ class CellConfig:
     cell: str = setting("lstm", "recurrent cell", choices=lambda: CELLS)
     attention: str = setting("additive", "attention score", choices=lambda: ATTENTIONS)
     order: str = setting(
-        "before", "when attention is asked: before or after the cell", choices=lambda: ORDERS
+        "before", "when attention is asked: before or after the cell", choices=lambda: _ORDERS
     )
     normalise: str = setting("softmax", "normalisation of the scores", choices=lambda: NORMALISES)
-    readout: str = setting("maxout", "readout before the vocabulary head", choices=lambda: READOUTS)
+    readout: str = setting(
+        "maxout", "readout before the vocabulary head", choices=lambda: _READOUTS
+    )
     dropout: float = prob_field(0.2, "dropout")
 
 
@@ -76,7 +78,7 @@ class Tanh(nn.Module):
         return torch.tanh(self.state(state) + self.context(context))
 
 
-READOUTS: dict[str, type[Maxout] | type[Tanh]] = {"maxout": Maxout, "tanh": Tanh}
+_READOUTS: dict[str, type[Maxout] | type[Tanh]] = {"maxout": Maxout, "tanh": Tanh}
 
 
 @dataclass
@@ -164,7 +166,7 @@ class RecurrentDecoder(nn.Module):
         super().__init__()
         self.width = width = config.width
         look = lookup("attention", config.attention, ATTENTIONS)
-        order = lookup("order", config.order, ORDERS)
+        order = lookup("order", config.order, _ORDERS)
         self.order = order.read if look else _fixed
         self.tokens = nn.Embedding(vocab, width)
         self.scale, self.drop = width**0.5, config.dropout
@@ -176,7 +178,7 @@ class RecurrentDecoder(nn.Module):
         if look is not None:
             normalise = lookup("normalise", config.normalise, normalises)(width)
             self.cross = look(width, memory_width, normalise)
-        self.readout = lookup("readout", config.readout, READOUTS)(width, memory_width)
+        self.readout = lookup("readout", config.readout, _READOUTS)(width, memory_width)
 
     def begin(
         self, memory: Tensor, mask: Mask | None = None, *, context: Tensor | None = None
@@ -308,7 +310,7 @@ class Order(NamedTuple):
     read: Callable[[RecurrentDecoder, Tensor, RecurrentState, ReinforceTape | None], Tensor]
 
 
-ORDERS: dict[str, Order] = {
+_ORDERS: dict[str, Order] = {
     "before": Order(lambda width, memory: memory, _before),
     "after": Order(lambda width, memory: 0, _after),
     "input_feeding": Order(lambda width, memory: width, _input_feeding),

@@ -17,9 +17,9 @@ FORMATS: dict[str, Format] = {
     for format in module.FORMATS
 }
 # A setting that a format refuses counts as so many that differ.
-REFUSAL = 3
+_REFUSAL = 3
 # family -> what makes a model whose parts public formats have
-EXPORTABLE = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
+_EXPORTABLE = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
 
 
 def read_any_config(folder: str | Path) -> tuple[dict[str, Any] | None, bool]:
@@ -68,9 +68,9 @@ def fitting(family: str, config: Any, task: str) -> tuple[Format, dict[str, Any]
             values = ", ".join(f"{key}={shortened(setting_of(config, key))}" for key in lost)
             nearest.append((len(lost), f"{model_type}, but for {values}"))
         except UsageError as error:
-            nearest.append((REFUSAL, f"{model_type}, but for {error}"))
+            nearest.append((_REFUSAL, f"{model_type}, but for {error}"))
     if not nearest:
         raise UsageError(f"no public format holds a {family} for {task}; export another model")
-    like = EXPORTABLE.get(family)
+    like = _EXPORTABLE.get(family)
     remedy = f"; one trained with {like} alone can be exported" if like else ""
     raise UsageError(f"no public format holds this {family}; nearest is {min(nearest)[1]}{remedy}")

@@ -18,15 +18,15 @@ from regard.pretrained.formats.rope import canonical
 from regard.pretrained.formats.vision import square_sizes
 from regard.pretrained.weight_names import Rule, WeightNames, block, within
 
-TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
-IGNORED = (r"position_ids$",)
-HARMLESS = ("logit_scale_init_value", "projection_dim")
-KEYS = (
+_TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
+_IGNORED = (r"position_ids$",)
+_HARMLESS = ("logit_scale_init_value", "projection_dim")
+_KEYS = (
     activation("hidden_act", "quick_gelu"),
     Key("block.norm_eps", "layer_norm_eps", 1e-5),
     Key("block.attention_dropout", "attention_dropout", 0.0),
 )
-BLOCKS: WeightNames = within(
+_BLOCKS: WeightNames = within(
     "blocks.{}.",
     "encoder.layers.{}.",
     block(
@@ -34,34 +34,34 @@ BLOCKS: WeightNames = within(
         network=("mlp.fc1", "mlp.fc2", "layer_norm2"),
     ),
 )
-TEXT = Format(
+_TEXT = Format(
     "clip_text_model",
     "gpt",
     {"CLIPTextModel": Architecture("embed", about={"pooling": "last"})},
     (
-        *KEYS,
+        *_KEYS,
         *sizes(vocab=49408, depth=12, width=512, heads=8, ffn_width=2048, length=77),
     ),
     {
         "embed.tokens": "embeddings.token_embedding",
         "embed.position.table": "embeddings.position_embedding",
-        **BLOCKS,
+        **_BLOCKS,
         "norm": "final_layer_norm",
     },
     config={"block.dropout": 0.0, "tie": True, "init": "normal"},
     prefix="text_model.",
-    ignored=IGNORED,
-    harmless=HARMLESS,
+    ignored=_IGNORED,
+    harmless=_HARMLESS,
     prepare=without_nulls,
     canonical=canonical,
-    template=TEMPLATE,
+    template=_TEMPLATE,
 )
-VISION = Format(
+_VISION = Format(
     "clip_vision_model",
     "vit",
     {"CLIPVisionModel": Architecture("pretrain")},
     (
-        *KEYS,
+        *_KEYS,
         *sizes(depth=12, width=768, heads=12, ffn_width=3072),
         Key("channels", "num_channels", 3),
         Key("image", "image_size", 224),
@@ -72,18 +72,18 @@ VISION = Format(
         "position.table": "embeddings.position_embedding",
         "stem.project.weight": Rule(("embeddings.patch_embedding.weight",), "patches"),
         "embed_norm": "pre_layrnorm",
-        **BLOCKS,
+        **_BLOCKS,
         "norm": "post_layernorm",
     },
     config={"labels": 0, "stem": "patches_nobias", "embed_norm": "layer", "block.dropout": 0.0},
     prefix="vision_model.",
-    ignored=IGNORED,
-    harmless=HARMLESS,
+    ignored=_IGNORED,
+    harmless=_HARMLESS,
     prepare=square_sizes,
     inputs="images",
 )
 
-OLD_END = 2  # the end token that files had before it was known where it is used
+_OLD_END = 2  # the end token that files had before it was known where it is used
 
 
 def _side(theirs: Theirs, name: str) -> Theirs:
@@ -96,16 +96,16 @@ def _read_sides(theirs: Theirs) -> dict[str, Any]:
     text = _side(theirs, "text_config")
     end = integer({"eos_token_id": 49407, **text}, "eos_token_id", -1, 0)
     return {
-        "vision": VISION.read_config(_side(theirs, "vision_config")),
-        "text": TEXT.read_config(text),
-        "end": None if end == OLD_END else end,
+        "vision": _VISION.read_config(_side(theirs, "vision_config")),
+        "text": _TEXT.read_config(text),
+        "end": None if end == _OLD_END else end,
     }
 
 
 def _write_sides(config: ClipConfig) -> dict[str, Any]:
-    text, vision = TEXT.write_config(config.text), VISION.write_config(config.vision)
+    text, vision = _TEXT.write_config(config.text), _VISION.write_config(config.vision)
     del text["architectures"], vision["architectures"]
-    end = OLD_END if config.end is None else config.end
+    end = _OLD_END if config.end is None else config.end
     return {"text_config": {**text, "eos_token_id": end}, "vision_config": vision}
 
 
@@ -115,16 +115,16 @@ CLIP = Format(
     {"CLIPModel": Architecture("pretrain")},
     (Key("width", "projection_dim", 512), KeyGroup(_read_sides, _write_sides)),
     {
-        **within("text.", TEXT.prefix, TEXT.weights),
-        **within("vision.", VISION.prefix, VISION.weights),
+        **within("text.", _TEXT.prefix, _TEXT.weights),
+        **within("vision.", _VISION.prefix, _VISION.weights),
         "image_out": "visual_projection",
         "text_out": "text_projection",
         "sharpness": "logit_scale",
     },
-    ignored=IGNORED,
-    harmless=HARMLESS,
+    ignored=_IGNORED,
+    harmless=_HARMLESS,
     inputs="both",
-    template=TEMPLATE,
+    template=_TEMPLATE,
 )
 
-FORMATS = (CLIP, TEXT, VISION)
+FORMATS = (CLIP, _TEXT, _VISION)

@@ -43,8 +43,8 @@ from regard.pretrained.weight_names import (
     within,
 )
 
-LM_HEAD: WeightNames = {"head": "lm_head"}
-TIED = {"head.weight": ("embed.tokens.weight",)}
+_LM_HEAD: WeightNames = {"head": "lm_head"}
+_TIED = {"head.weight": ("embed.tokens.weight",)}
 
 # ---- GPT-2
 
@@ -62,7 +62,7 @@ def _four_times(width: Any) -> Any:
 GPT2 = Format(
     "gpt2",
     "gpt",
-    {"GPT2LMHeadModel": Architecture("language", weights=LM_HEAD)},
+    {"GPT2LMHeadModel": Architecture("language", weights=_LM_HEAD)},
     (
         Key("vocab", "vocab_size", 50257),
         Key("depth", "n_layer", 12),
@@ -99,13 +99,13 @@ GPT2 = Format(
         "add_cross_attention": False,
     },
     prefix="transformer.",
-    tied=TIED,
+    tied=_TIED,
     ignored=(r"\.attn\.(bias|masked_bias)$",),
     harmless=("n_ctx", "predict_special_tokens", "reorder_and_upcast_attn"),
     canonical=canonical,
 )
 
-# ---- BLOOM and GPT-NeoX, whose query, key and value of a head lie together
+# ---- _BLOOM and GPT-NeoX, whose query, key and value of a head lie together
 
 
 def _by_head(attention: str) -> WeightNames:
@@ -128,10 +128,10 @@ def _prepare_bloom(theirs: Theirs) -> Theirs:
     return {**theirs, **{new: theirs[old] for old, new in older.items() if old in theirs}}
 
 
-BLOOM = Format(
+_BLOOM = Format(
     "bloom",
     "gpt",
-    {"BloomForCausalLM": Architecture("language", weights=LM_HEAD)},
+    {"BloomForCausalLM": Architecture("language", weights=_LM_HEAD)},
     (
         Key("vocab", "vocab_size", 250880),
         Key("depth", "n_layer", 2),
@@ -153,7 +153,7 @@ BLOOM = Format(
     config={"position": "alibi", "embed_norm": "layer", "block.feed_forward": "gelu_tanh"},
     fixed={"apply_residual_connection_post_layernorm": False},
     prefix="transformer.",
-    tied=TIED,
+    tied=_TIED,
     harmless=(
         *("n_embed", "num_attention_heads", "num_hidden_layers", "n_inner", "slow_but_exact"),
         *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),
@@ -164,12 +164,12 @@ BLOOM = Format(
 )
 
 # keys that are read under other names, or that transformers does not read
-ROPE_HARMLESS = (
+_ROPE_HARMLESS = (
     *("rope_scaling", "original_max_position_embeddings", "rotary_pct", "rotary_emb_base"),
     *("max_window_layers", "use_sliding_window", "sliding_window_pattern", "rope_local_base_freq"),
     *("hidden_act", "hidden_activation", "rope_theta"),
 )
-ROPE_BUFFERS = (r"rotary_emb\.inv_freq$", r"attention\.(bias|masked_bias)$")
+_ROPE_BUFFERS = (r"rotary_emb\.inv_freq$", r"attention\.(bias|masked_bias)$")
 
 
 def _read_partial_rope(theirs: Theirs) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _write_partial_rope(config: GPTConfig) -> dict[str, Any]:
     return {**rotary, **older}
 
 
-NEOX = Format(
+_NEOX = Format(
     "gpt_neox",
     "gpt",
     {
@@ -221,9 +221,9 @@ NEOX = Format(
         "norm": "final_layer_norm",
     },
     prefix="gpt_neox.",
-    tied=TIED,
-    ignored=ROPE_BUFFERS,
-    harmless=ROPE_HARMLESS,
+    tied=_TIED,
+    ignored=_ROPE_BUFFERS,
+    harmless=_ROPE_HARMLESS,
     canonical=canonical,
 )
 
@@ -248,11 +248,11 @@ def _llama_keys(
     )
 
 
-SILU = activation("hidden_act", "silu", GATED_ACTIVATIONS)
-LLAMA_SIZES = {"vocab": 32000, "depth": 32, "width": 4096, "heads": 32, "tie": False}
-LLAMA_CONFIG = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
-NO_BIAS = {**LLAMA_CONFIG, "block.bias": False}
-LLAMA_BLOCK: WeightNames = {
+_SILU = activation("hidden_act", "silu", GATED_ACTIVATIONS)
+_LLAMA_SIZES = {"vocab": 32000, "depth": 32, "width": 4096, "heads": 32, "tie": False}
+_LLAMA_CONFIG = {"position": "rotary", "block.norm": "rms", "block.dropout": 0.0}
+_NO_BIAS = {**_LLAMA_CONFIG, "block.bias": False}
+_LLAMA_BLOCK: WeightNames = {
     **block(
         attention=("self_attn.{q,k,v}_proj", "self_attn.o_proj", "input_layernorm"),
         network=("mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"),
@@ -262,8 +262,8 @@ LLAMA_BLOCK: WeightNames = {
     "attention.k_norm": "self_attn.k_norm",
     "feed_forward.gate": "mlp.gate_proj",
 }
-SANDWICH_BLOCK: WeightNames = {
-    **LLAMA_BLOCK,
+_SANDWICH_BLOCK: WeightNames = {
+    **_LLAMA_BLOCK,
     "around_attention.after": "post_attention_layernorm",
     "around_feed_forward.norm": "pre_feedforward_layernorm",
     "around_feed_forward.after": "post_feedforward_layernorm",
@@ -274,16 +274,16 @@ def _like_llama(
     model_type: str,
     name: str,
     *keys: Key | KeyGroup,
-    config: Mapping[str, Any] = NO_BIAS,
-    block: WeightNames = LLAMA_BLOCK,
-    harmless: tuple[str, ...] = ROPE_HARMLESS,
+    config: Mapping[str, Any] = _NO_BIAS,
+    block: WeightNames = _LLAMA_BLOCK,
+    harmless: tuple[str, ...] = _ROPE_HARMLESS,
     **more: Any,
 ) -> Format:
     """Return a format with LLaMA's weight names."""
     return Format(
         model_type,
         "gpt",
-        {f"{name}ForCausalLM": Architecture("language", weights=LM_HEAD)},
+        {f"{name}ForCausalLM": Architecture("language", weights=_LM_HEAD)},
         keys,
         {
             "embed.tokens": "embed_tokens",
@@ -292,32 +292,32 @@ def _like_llama(
         },
         config=config,
         prefix="model.",
-        tied=TIED,
-        ignored=ROPE_BUFFERS,
+        tied=_TIED,
+        ignored=_ROPE_BUFFERS,
         harmless=harmless,
         **{"canonical": canonical, **more},
     )
 
 
-SCALED = ("rope_scaling", "original_max_position_embeddings", "partial_rotary_factor")
-LLAMA = _like_llama(
+_SCALED = ("rope_scaling", "original_max_position_embeddings", "partial_rotary_factor")
+_LLAMA = _like_llama(
     "llama",
     "Llama",
-    *_llama_keys(SILU, None, **LLAMA_SIZES, ffn_width=11008, length=2048),
+    *_llama_keys(_SILU, None, **_LLAMA_SIZES, ffn_width=11008, length=2048),
     Key("block.bias", "mlp_bias", False),
     attention_bias(rest="mlp_bias"),
     rope(),
-    config=LLAMA_CONFIG,
-    harmless=SCALED,
+    config=_LLAMA_CONFIG,
+    harmless=_SCALED,
     template=BOS_TEMPLATE,
 )
-MISTRAL = _like_llama(
+_MISTRAL = _like_llama(
     "mistral",
     "Mistral",
-    *_llama_keys(SILU, 8, **LLAMA_SIZES, ffn_width=14336, length=4096 * 32),
+    *_llama_keys(_SILU, 8, **_LLAMA_SIZES, ffn_width=14336, length=4096 * 32),
     Key("window", "sliding_window", 4096),
     rope(4096 * 32),
-    harmless=SCALED,
+    harmless=_SCALED,
     template=BOS_TEMPLATE,
 )
 
@@ -341,22 +341,22 @@ def _write_qwen_window(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-QWEN_SIZES = {**LLAMA_SIZES, "vocab": 151936, "ffn_width": 22016, "length": 32768}
-QWEN_POSITIONS = (KeyGroup(_read_qwen_window, _write_qwen_window), rope(32768))
-QWEN2 = _like_llama(
+_QWEN_SIZES = {**_LLAMA_SIZES, "vocab": 151936, "ffn_width": 22016, "length": 32768}
+_QWEN_POSITIONS = (KeyGroup(_read_qwen_window, _write_qwen_window), rope(32768))
+_QWEN2 = _like_llama(
     "qwen2",
     "Qwen2",
-    *_llama_keys(SILU, 32, **QWEN_SIZES),
-    *QWEN_POSITIONS,
-    config={**NO_BIAS, "block.attention_bias": "qkv"},
+    *_llama_keys(_SILU, 32, **_QWEN_SIZES),
+    *_QWEN_POSITIONS,
+    config={**_NO_BIAS, "block.attention_bias": "qkv"},
 )
-QWEN3 = _like_llama(
+_QWEN3 = _like_llama(
     "qwen3",
     "Qwen3",
-    *_llama_keys(SILU, 32, 128, **QWEN_SIZES),
-    *QWEN_POSITIONS,
+    *_llama_keys(_SILU, 32, 128, **_QWEN_SIZES),
+    *_QWEN_POSITIONS,
     attention_bias(),
-    config={**NO_BIAS, "block.head_norm": "rms"},
+    config={**_NO_BIAS, "block.head_norm": "rms"},
 )
 
 # ---- Gemma
@@ -372,25 +372,25 @@ def _prepare_gemma(theirs: Theirs) -> Theirs:
     return _refuse_bidirectional(without_nulls(theirs))
 
 
-GEMMA_CONFIG = {**NO_BIAS, "block.norm": "rms_plus1", "scale_embedding": True}
-TANH = "gelu_pytorch_tanh"
+_GEMMA_CONFIG = {**_NO_BIAS, "block.norm": "rms_plus1", "scale_embedding": True}
+_TANH = "gelu_pytorch_tanh"
 # what the first files call gelu is the one by a hyperbolic tangent
-GEMMA_ACTIVATIONS = {TANH: "geglu_tanh", **GATED_ACTIVATIONS, "gelu": "geglu_tanh"}
-GEMMA_SIZES = {"vocab": 256000, "depth": 28, "width": 3072, "heads": 16, "ffn_width": 24576}
-GEMMA = _like_llama(
+_GEMMA_ACTIVATIONS = {_TANH: "geglu_tanh", **GATED_ACTIVATIONS, "gelu": "geglu_tanh"}
+_GEMMA_SIZES = {"vocab": 256000, "depth": 28, "width": 3072, "heads": 16, "ffn_width": 24576}
+_GEMMA = _like_llama(
     "gemma",
     "Gemma",
     *_llama_keys(
-        activation("hidden_act", TANH, GEMMA_ACTIVATIONS),
+        activation("hidden_act", _TANH, _GEMMA_ACTIVATIONS),
         16,
         256,
-        **GEMMA_SIZES,
+        **_GEMMA_SIZES,
         length=8192,
         tie=True,
     ),
     attention_bias(),
     rope(8192),
-    config=GEMMA_CONFIG,
+    config=_GEMMA_CONFIG,
     prepare=_prepare_gemma,
     template=BOS_TEMPLATE,
 )
@@ -445,21 +445,21 @@ def _gemma3_window(theirs: Theirs, i: int) -> int:
 
 def _later_keys(vocab: int, length: int) -> tuple[Key | KeyGroup, ...]:
     """Return the keys of Gemma 2 and 3, whose activation has another name."""
-    act = activation("hidden_activation", TANH, GATED_ACTIVATIONS)
+    act = activation("hidden_activation", _TANH, GATED_ACTIVATIONS)
     sizes = {"depth": 26, "width": 2304, "heads": 8, "ffn_width": 9216, "tie": True}
     keys = _llama_keys(act, 4, 256, vocab=vocab, length=length, **sizes)
     return (*keys, attention_bias())
 
 
-GEMMA2 = _like_llama(
+_GEMMA2 = _like_llama(
     "gemma2",
     "Gemma2",
     *_later_keys(256000, 8192),
     _scores(50.0, 30.0),
     KeyGroup(partial(_read_window, lambda theirs, i: i % 2 == 0), _write_window),
     rope(8192),
-    config={**GEMMA_CONFIG, "block.order": "sandwich"},
-    block=SANDWICH_BLOCK,
+    config={**_GEMMA_CONFIG, "block.order": "sandwich"},
+    block=_SANDWICH_BLOCK,
     prepare=_refuse_bidirectional,
     template=BOS_TEMPLATE,
 )
@@ -489,18 +489,18 @@ def _canonical_gemma3(config: GPTConfig) -> GPTConfig:
     return config
 
 
-GEMMA3 = _like_llama(
+_GEMMA3 = _like_llama(
     "gemma3_text",
     "Gemma3",
     *_later_keys(262208, 131072),
     _scores(None, None),
     KeyGroup(_read_gemma3_layers, _write_gemma3_layers),
-    config={**GEMMA_CONFIG, "block.order": "sandwich", "block.head_norm": "rms_plus1"},
-    block=SANDWICH_BLOCK,
+    config={**_GEMMA_CONFIG, "block.order": "sandwich", "block.head_norm": "rms_plus1"},
+    block=_SANDWICH_BLOCK,
     fixed={"attn_logit_softcapping": None},
     prepare=_refuse_bidirectional,
     canonical=_canonical_gemma3,
     template=BOS_TEMPLATE,
 )
 
-FORMATS = (GPT2, LLAMA, MISTRAL, BLOOM, QWEN2, QWEN3, NEOX, GEMMA, GEMMA2, GEMMA3)
+FORMATS = (GPT2, _LLAMA, _MISTRAL, _BLOOM, _QWEN2, _QWEN3, _NEOX, _GEMMA, _GEMMA2, _GEMMA3)

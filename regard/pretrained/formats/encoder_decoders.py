@@ -15,9 +15,9 @@ from regard.pretrained.config_keys import Key, KeyGroup, Theirs, activation
 from regard.pretrained.format import ROBERTA_TEMPLATE, Architecture, Format, Template
 from regard.pretrained.weight_names import Rule, WeightNames, block, each, head_width, within
 
-EOS_ONCE = Template(("A", "eos"), ("A", "B", "eos"), (0, 0, 0))
-EOS_TWICE = Template(("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
-TIED = {"head.weight": ("target.tokens.weight", "source.tokens.weight")}
+_EOS_ONCE = Template(("A", "eos"), ("A", "B", "eos"), (0, 0, 0))
+_EOS_TWICE = Template(("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
+_TIED = {"head.weight": ("target.tokens.weight", "source.tokens.weight")}
 
 
 def _preset(name: str, keys: Iterable[Key | KeyGroup]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _side_keys(vocab: int) -> tuple[Key | KeyGroup, ...]:
     )
 
 
-TABLES = ("encoder.embed_tokens", "decoder.embed_tokens")
+_TABLES = ("encoder.embed_tokens", "decoder.embed_tokens")
 
 
 def _source_table(config: TransformerConfig) -> Rule:
@@ -90,11 +90,11 @@ def _source_table(config: TransformerConfig) -> Rule:
     transformers 4 wrote a table that both sides share even where the head has its own.
     """
     if config.tie == "all":
-        return Rule(("shared",), also=TABLES)
-    return Rule(TABLES[:1], instead=("shared",))
+        return Rule(("shared",), also=_TABLES)
+    return Rule(_TABLES[:1], instead=("shared",))
 
 
-TARGET_TABLE = Rule(TABLES[1:], instead=("shared",))
+_TARGET_TABLE = Rule(_TABLES[1:], instead=("shared",))
 
 
 SIDE_BLOCK: WeightNames = {
@@ -106,13 +106,13 @@ SIDE_BLOCK: WeightNames = {
     "cross.out": "encoder_attn.out_proj",
     "around_cross.norm": "encoder_attn_layer_norm",
 }
-SIDE_WEIGHTS: WeightNames = {
+_SIDE_WEIGHTS: WeightNames = {
     "source.tokens": _source_table,
-    "target.tokens": TARGET_TABLE,
+    "target.tokens": _TARGET_TABLE,
     **within("encoder.{}.", "encoder.layers.{}.", SIDE_BLOCK),
     **within("decoder.{}.", "decoder.layers.{}.", SIDE_BLOCK),
 }
-SIDE_HEAD: WeightNames = {"head": "lm_head", "head.bias": Rule(("final_logits_bias",), "row")}
+_SIDE_HEAD: WeightNames = {"head": "lm_head", "head.bias": Rule(("final_logits_bias",), "row")}
 
 
 def _side_format(
@@ -120,7 +120,7 @@ def _side_format(
     architectures: Mapping[str, Architecture],
     vocab: int,
     vocabulary: KeyGroup,
-    weights: WeightNames = SIDE_WEIGHTS,
+    weights: WeightNames = _SIDE_WEIGHTS,
     *,
     preset: str,
     **more: Any,
@@ -136,12 +136,12 @@ def _side_format(
         config=_preset(preset, keys),
         fixed={"normalize_before": False, "add_final_layer_norm": False},
         prefix="model.",
-        tied=TIED,
+        tied=_TIED,
         harmless=(
             *("num_hidden_layers", "normalize_embedding", "static_position_embeddings"),
             *("extra_pos_embeddings", "add_bias_logits"),
         ),
-        **{"template": EOS_ONCE, "decoder_start": "pad", **more},
+        **{"template": _EOS_ONCE, "decoder_start": "pad", **more},
     )
 
 
@@ -156,14 +156,14 @@ def _read_vocabulary(theirs: Theirs) -> dict[str, Any]:
 BART = _side_format(
     "bart",
     {
-        "BartForConditionalGeneration": Architecture("text", weights=SIDE_HEAD),
+        "BartForConditionalGeneration": Architecture("text", weights=_SIDE_HEAD),
         # without the class for writing there is no bias of the head either
-        "BartModel": Architecture("text", {"head_bias": False}, weights=SIDE_HEAD, base=True),
+        "BartModel": Architecture("text", {"head_bias": False}, weights=_SIDE_HEAD, base=True),
     },
     50265,
     KeyGroup(_read_vocabulary),
     {
-        **SIDE_WEIGHTS,
+        **_SIDE_WEIGHTS,
         "source.position.table": Rule(("encoder.embed_positions",), "skip2"),
         "target.position.table": Rule(("decoder.embed_positions",), "skip2"),
         "source.norm": "encoder.layernorm_embedding",
@@ -197,9 +197,9 @@ def _write_marian_vocabulary(config: TransformerConfig) -> dict[str, Any]:
     return {"decoder_vocab_size": config.target_vocab, **shared}
 
 
-MARIAN = _side_format(
+_MARIAN = _side_format(
     "marian",
-    {"MarianMTModel": Architecture("translate", weights=SIDE_HEAD)},
+    {"MarianMTModel": Architecture("translate", weights=_SIDE_HEAD)},
     58101,
     KeyGroup(_read_marian_vocabulary, _write_marian_vocabulary),
     preset="marian",
@@ -209,22 +209,22 @@ MARIAN = _side_format(
 
 # ---- Pegasus, whose norms come first: our own translators are written as such
 
-NEVER = -1e9  # the bias of a token that is not written
-POSITION_LAYOUT, HEAD_BIAS = "regard_position_layout", "regard_head_bias"
+_NEVER = -1e9  # the bias of a token that is not written
+_POSITION_LAYOUT, _HEAD_BIAS = "regard_position_layout", "regard_head_bias"
 # how many rows of one table are of what is read, and of what is written after them
-VOCABULARIES = "regard_vocabularies"
+_VOCABULARIES = "regard_vocabularies"
 
 
 def vocabularies(theirs: Theirs) -> tuple[int, int] | None:
     """Return how many pieces the two languages have that share a table, if they do."""
-    sizes = theirs.get(VOCABULARIES)
+    sizes = theirs.get(_VOCABULARIES)
     if sizes is None:
         return None
     good = isinstance(sizes, list) and len(sizes) == 2
     good = good and all(type(size) is int and size > 0 for size in sizes)
     if not good or sum(sizes) != theirs.get("vocab_size"):
         raise UsageError(
-            f"{VOCABULARIES}={sizes!r:.40}; expected two sizes whose sum is vocab_size="
+            f"{_VOCABULARIES}={sizes!r:.40}; expected two sizes whose sum is vocab_size="
             f"{theirs.get('vocab_size')!r:.40}"
         )
     return sizes[0], sizes[1]
@@ -238,34 +238,34 @@ def _read_pegasus(theirs: Theirs) -> dict[str, Any]:
     """
     vocab = theirs.get("vocab_size") or 50265
     source, target = vocabularies(theirs) or (vocab, vocab)
-    tie = "all" if VOCABULARIES not in theirs else "target"
-    layout = theirs.get(POSITION_LAYOUT, "halves")
-    lookup(POSITION_LAYOUT, str(layout), dict.fromkeys(("halves", "pairs")))
+    tie = "all" if _VOCABULARIES not in theirs else "target"
+    layout = theirs.get(_POSITION_LAYOUT, "halves")
+    lookup(_POSITION_LAYOUT, str(layout), dict.fromkeys(("halves", "pairs")))
     return {
         "vocab_size": source,
         "target_vocab": target,
         "tie": tie if _is_tied(theirs) else "none",
         "position_layout": layout,
-        "head_bias": theirs.get(HEAD_BIAS, True) is not False,
+        "head_bias": theirs.get(_HEAD_BIAS, True) is not False,
     }
 
 
 def _write_pegasus(config: TransformerConfig) -> dict[str, Any]:
-    theirs = {POSITION_LAYOUT: config.position_layout, HEAD_BIAS: config.head_bias}
+    theirs = {_POSITION_LAYOUT: config.position_layout, _HEAD_BIAS: config.head_bias}
     if config.tie != "target":
         return theirs
     if config.head_bias:
         raise UsageError("head_bias=True with two vocabularies")
     sizes = [config.source_vocab, config.target_vocab]
-    return {**theirs, VOCABULARIES: sizes, "vocab_size": sum(sizes)}
+    return {**theirs, _VOCABULARIES: sizes, "vocab_size": sum(sizes)}
 
 
 def _pegasus_table(number: int, config: TransformerConfig) -> Rule:
     """Name the rows of one table that are of a language, where each has its own."""
     if config.tie != "target":
-        return TARGET_TABLE if number else _source_table(config)
+        return _TARGET_TABLE if number else _source_table(config)
     rows = (config.source_vocab, config.target_vocab)
-    return Rule(("shared",), rows=rows, also=TABLES, part=(number, 2))
+    return Rule(("shared",), rows=rows, also=_TABLES, part=(number, 2))
 
 
 def _pegasus_constants(config: TransformerConfig) -> dict[str, Tensor]:
@@ -278,18 +278,18 @@ def _pegasus_constants(config: TransformerConfig) -> dict[str, Tensor]:
     }
     if config.tie == "target":  # rows of what is read are never written
         bias = torch.zeros(1, config.source_vocab + config.target_vocab)
-        bias[:, : config.source_vocab] = NEVER
+        bias[:, : config.source_vocab] = _NEVER
         made["final_logits_bias"] = bias
     return made
 
 
-PEGASUS = _side_format(
+_PEGASUS = _side_format(
     "pegasus",
-    {"PegasusForConditionalGeneration": Architecture("text", weights=SIDE_HEAD)},
+    {"PegasusForConditionalGeneration": Architecture("text", weights=_SIDE_HEAD)},
     50265,
     KeyGroup(_read_pegasus, _write_pegasus),
     {
-        **SIDE_WEIGHTS,
+        **_SIDE_WEIGHTS,
         "source.tokens": partial(_pegasus_table, 0),
         "target.tokens": partial(_pegasus_table, 1),
         "encoder_norm": "encoder.layer_norm",
@@ -303,7 +303,7 @@ PEGASUS = _side_format(
 
 # ---- T5
 
-T5_ACTIVATIONS = {
+_T5_ACTIVATIONS = {
     "relu": "relu",
     "gated-gelu": "geglu_tanh",
     "gated-gelu_new": "geglu_tanh",
@@ -367,7 +367,7 @@ def _t5_block(last: int) -> WeightNames:
     }
 
 
-T5_KEYS = (
+_T5_KEYS = (
     Key("source_vocab", "vocab_size", 32128),
     Key("encoder_depth", "num_layers", 6),
     Key("max_length", "n_positions", 512),
@@ -376,39 +376,39 @@ T5_KEYS = (
     Key("block.head_width", "d_kv", 64, value=head_width),
     Key("block.ffn_width", "d_ff", 2048),
     Key("block.norm_eps", "layer_norm_epsilon", 1e-6),
-    activation("feed_forward_proj", "relu", T5_ACTIVATIONS),
+    activation("feed_forward_proj", "relu", _T5_ACTIVATIONS),
     Key("block.dropout", "dropout_rate", 0.1),
 )
-T5_HEAD: WeightNames = {"head": Rule(("lm_head",), instead=("shared",))}
-DISTANCES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_T5_HEAD: WeightNames = {"head": Rule(("lm_head",), instead=("shared",))}
+_DISTANCES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 T5 = Format(
     "t5",
     "transformer",
     {
-        "T5ForConditionalGeneration": Architecture("text", weights=T5_HEAD),
-        "T5WithLMHeadModel": Architecture("text", weights=T5_HEAD),
+        "T5ForConditionalGeneration": Architecture("text", weights=_T5_HEAD),
+        "T5WithLMHeadModel": Architecture("text", weights=_T5_HEAD),
     },
-    (*T5_KEYS, KeyGroup(_read_t5, _write_t5)),
+    (*_T5_KEYS, KeyGroup(_read_t5, _write_t5)),
     {
-        "source.tokens": Rule(("shared",), also=TABLES),
-        "source.position.table": DISTANCES.format("encoder"),
-        "target.position.table": DISTANCES.format("decoder"),
+        "source.tokens": Rule(("shared",), also=_TABLES),
+        "source.position.table": _DISTANCES.format("encoder"),
+        "target.position.table": _DISTANCES.format("decoder"),
         **within("encoder.{}.", "encoder.block.{}.layer.", _t5_block(1)),
         **within("decoder.{}.", "decoder.block.{}.layer.", _t5_block(2)),
         "encoder_norm": "encoder.final_layer_norm",
         "decoder_norm": "decoder.final_layer_norm",
     },
-    config=_preset("t5", T5_KEYS),
+    config=_preset("t5", _T5_KEYS),
     fixed={"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
-    tied=TIED,
+    tied=_TIED,
     ignored=(r"EncDecAttention\.relative_attention_bias\.weight$",),
     harmless=("dense_act_fn", "is_gated_act"),
-    template=EOS_TWICE,
+    template=_EOS_TWICE,
     decoder_start="pad",
 )
 
 # what mT5's config has where it says nothing, if that is not what T5's has
-MT5_DEFAULTS = {
+_MT5_DEFAULTS = {
     "vocab_size": 250112,
     "num_layers": 8,
     "num_heads": 6,
@@ -416,17 +416,17 @@ MT5_DEFAULTS = {
     "feed_forward_proj": "gated-gelu",
 }
 # T5 1.1: never scaled, with a head of its own if any
-MT5 = replace(
+_MT5 = replace(
     T5,
     model_type="mt5",
-    architectures={"MT5ForConditionalGeneration": Architecture("text", weights=T5_HEAD)},
-    keys=(*T5_KEYS, KeyGroup(_read_t5, _write_mt5)),
+    architectures={"MT5ForConditionalGeneration": Architecture("text", weights=_T5_HEAD)},
+    keys=(*_T5_KEYS, KeyGroup(_read_t5, _write_mt5)),
     prepare=lambda theirs: {
-        **MT5_DEFAULTS,
+        **_MT5_DEFAULTS,
         **theirs,
         "tie_word_embeddings": False,
         "scale_decoder_outputs": False,
     },
 )
 
-FORMATS = (T5, MT5, BART, MARIAN, PEGASUS)
+FORMATS = (T5, _MT5, BART, _MARIAN, _PEGASUS)

@@ -35,7 +35,7 @@ from regard.pretrained.formats.rope import (
 )
 from regard.pretrained.weight_names import Rule, WeightNames, block, each, half, within
 
-HARMLESS = (
+_HARMLESS = (
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "type_vocab_size", "embedding_size"),
     *("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
@@ -47,17 +47,17 @@ HARMLESS = (
     *("global_attn_every_n_layers", "rope_scaling", "head_dim", "layer_norm_eps"),
     *("position_embedding_type", "hidden_size", "num_attention_heads", "num_hidden_layers"),
 )
-TIED = {"head.out.weight": ("embed.tokens.weight",)}
-OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+_TIED = {"head.out.weight": ("embed.tokens.weight",)}
+_OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 # ---- what most of them share
 
-ENCODER_ONLY = {"is_decoder": False, "add_cross_attention": False}
-ABSOLUTE = {"position_embedding_type": "absolute"}
-LENGTH = Key("max_length", "max_position_embeddings", 512)
-HEAD_DROPOUT = Key("head_dropout", "classifier_dropout", 0.1)
-LABELS = Key("labels", "num_labels", 2)
-TYPES = Key("types", "type_vocab_size", 2, value=lambda config: max(1, config.types))
+_ENCODER_ONLY = {"is_decoder": False, "add_cross_attention": False}
+_ABSOLUTE = {"position_embedding_type": "absolute"}
+_LENGTH = Key("max_length", "max_position_embeddings", 512)
+_HEAD_DROPOUT = Key("head_dropout", "classifier_dropout", 0.1)
+_LABELS = Key("labels", "num_labels", 2)
+_TYPES = Key("types", "type_vocab_size", 2, value=lambda config: max(1, config.types))
 
 
 def _bert_keys(
@@ -74,7 +74,7 @@ def _bert_keys(
     counts = {"depth": depth, "width": width, "heads": width // 64, "ffn_width": 4 * width}
     return (
         *sizes(vocab=vocab, tie=True, **counts),
-        LABELS,
+        _LABELS,
         activation("hidden_act", act, acts),
         Key("block.dropout", "hidden_dropout_prob", dropout),
         Key("block.attention_dropout", "attention_probs_dropout_prob", dropout),
@@ -83,22 +83,25 @@ def _bert_keys(
     )
 
 
-EMBEDDINGS: WeightNames = {
+_EMBEDDINGS: WeightNames = {
     "embed.tokens": "embeddings.word_embeddings",
     "embed.types": "embeddings.token_type_embeddings",
     "embed.norm": "embeddings.LayerNorm",
     "embed.position.table": "embeddings.position_embeddings",
 }
-BERT_BLOCK = block(
+_BERT_BLOCK = block(
     attention=(
         *("attention.self.{query,key,value}", "attention.output.dense"),
         "attention.output.LayerNorm",
     ),
     network=("intermediate.dense", "output.dense", "output.LayerNorm"),
 )
-BERT_WEIGHTS: WeightNames = {**EMBEDDINGS, **within("blocks.{}.", "encoder.layer.{}.", BERT_BLOCK)}
-CLASSIFIER: WeightNames = {"head.out": "classifier"}
-ROBERTA_CLASSIFIER: WeightNames = {
+_BERT_WEIGHTS: WeightNames = {
+    **_EMBEDDINGS,
+    **within("blocks.{}.", "encoder.layer.{}.", _BERT_BLOCK),
+}
+_CLASSIFIER: WeightNames = {"head.out": "classifier"}
+_ROBERTA_CLASSIFIER: WeightNames = {
     "head.pool.dense": "classifier.dense",
     "head.out": "classifier.out_proj",
 }
@@ -118,20 +121,22 @@ def _word_head(transform: str, norm: str, out: str, *bias: str) -> WeightNames:
     return {**names, "head.out.bias": bias_rule}
 
 
-BERT_WORDS = _word_head(
+_BERT_WORDS = _word_head(
     "cls.predictions.transform.dense",
     "cls.predictions.transform.LayerNorm",
     "cls.predictions.decoder",
     "cls.predictions.bias",
 )
-ROBERTA_WORDS = _word_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+_ROBERTA_WORDS = _word_head(
+    "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"
+)
 
 
 def _architectures(
     name: str,
     words: WeightNames,
     classifier: WeightNames,
-    tagger: WeightNames = CLASSIFIER,
+    tagger: WeightNames = _CLASSIFIER,
     pretraining: str | None = None,
 ) -> dict[str, Architecture]:
     """Return the classes that each of them has; `pretraining` is the task of the one for it."""
@@ -167,7 +172,7 @@ def _format(
     model_type: str,
     architectures: Mapping[str, Architecture],
     keys: tuple[Key | KeyGroup, ...],
-    weights: WeightNames = BERT_WEIGHTS,
+    weights: WeightNames = _BERT_WEIGHTS,
     *,
     ignored: tuple[str, ...] = (),
     prepare: Callable[[Theirs], Theirs] = dict,
@@ -180,27 +185,27 @@ def _format(
         architectures,
         keys,
         weights,
-        tied=TIED,
-        older=OLDER,
+        tied=_TIED,
+        older=_OLDER,
         ignored=(r"position_ids$", r"(^|\.)pooler\.", *ignored),
-        harmless=HARMLESS,
+        harmless=_HARMLESS,
         prepare=lambda theirs: prepare(without_nulls(theirs)),
         **{"canonical": canonical, "template": BERT_TEMPLATE, **more},
     )
 
 
-# ---- BERT, RoBERTa and those that follow them
+# ---- _BERT, RoBERTa and those that follow them
 
-BERT = _format(
+_BERT = _format(
     "bert",
     _architectures(
         "Bert",
-        BERT_WORDS,
-        {"head.pool.dense": "bert.pooler.dense", **CLASSIFIER},
+        _BERT_WORDS,
+        {"head.pool.dense": "bert.pooler.dense", **_CLASSIFIER},
         pretraining="fill",
     ),
-    _bert_keys(30522, TYPES, LENGTH, HEAD_DROPOUT),
-    fixed={**ABSOLUTE, **ENCODER_ONLY},
+    _bert_keys(30522, _TYPES, _LENGTH, _HEAD_DROPOUT),
+    fixed={**_ABSOLUTE, **_ENCODER_ONLY},
     prefix="bert.",
     ignored=(r"^cls\.seq_relationship\.",),
 )
@@ -208,47 +213,47 @@ BERT = _format(
 
 def _read_after_padding(theirs: Theirs) -> dict[str, Any]:
     """Read how many positions there are after the two rows that no token has."""
-    rows = integer(theirs, LENGTH.theirs, 512)
+    rows = integer(theirs, _LENGTH.theirs, 512)
     if rows < 3:
-        raise UsageError(f"{LENGTH.theirs}={rows} is too small; it must be at least 3")
+        raise UsageError(f"{_LENGTH.theirs}={rows} is too small; it must be at least 3")
     return {"max_length": rows - 2}
 
 
-AFTER_PADDING = KeyGroup(_read_after_padding, lambda c: {LENGTH.theirs: c.max_length + 2})
-PADDED_POSITIONS: WeightNames = {
+_AFTER_PADDING = KeyGroup(_read_after_padding, lambda c: {_LENGTH.theirs: c.max_length + 2})
+_PADDED_POSITIONS: WeightNames = {
     "embed.position.table": Rule(("embeddings.position_embeddings",), "skip2")
 }
-ROBERTA = _format(
+_ROBERTA = _format(
     "roberta",
-    _architectures("Roberta", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-    _bert_keys(50265, TYPES, HEAD_DROPOUT, AFTER_PADDING),
-    {**BERT_WEIGHTS, **PADDED_POSITIONS},
+    _architectures("Roberta", _ROBERTA_WORDS, _ROBERTA_CLASSIFIER),
+    _bert_keys(50265, _TYPES, _HEAD_DROPOUT, _AFTER_PADDING),
+    {**_BERT_WEIGHTS, **_PADDED_POSITIONS},
     config={"pool": "roberta", "head_act": "gelu"},
-    fixed={**ABSOLUTE, **ENCODER_ONLY, "pad_token_id": 1},  # the positions begin after its row
+    fixed={**_ABSOLUTE, **_ENCODER_ONLY, "pad_token_id": 1},  # the positions begin after its row
     prefix="roberta.",
     template=ROBERTA_TEMPLATE,
 )
 # RoBERTa in all but its name and its vocabulary
-XLM_ROBERTA, CAMEMBERT = (
+_XLM_ROBERTA, _CAMEMBERT = (
     replace(
-        ROBERTA,
+        _ROBERTA,
         model_type=model_type,
-        architectures=_architectures(name, ROBERTA_WORDS, ROBERTA_CLASSIFIER),
-        keys=_bert_keys(30522, TYPES, HEAD_DROPOUT, AFTER_PADDING),
+        architectures=_architectures(name, _ROBERTA_WORDS, _ROBERTA_CLASSIFIER),
+        keys=_bert_keys(30522, _TYPES, _HEAD_DROPOUT, _AFTER_PADDING),
     )
     for model_type, name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
 )
-MPNET = _format(
+_MPNET = _format(
     "mpnet",
-    _architectures("MPNet", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
+    _architectures("MPNet", _ROBERTA_WORDS, _ROBERTA_CLASSIFIER),
     _bert_keys(
         30527,
-        AFTER_PADDING,
+        _AFTER_PADDING,
         KeyGroup(lambda theirs: {"head_dropout": theirs.get("hidden_dropout_prob", 0.1)}),
     ),
     {
-        **BERT_WEIGHTS,
-        **PADDED_POSITIONS,
+        **_BERT_WEIGHTS,
+        **_PADDED_POSITIONS,
         "embed.position.distances.table": "encoder.relative_attention_bias.weight",
         "blocks.{}.attention.qkv": each("encoder.layer.{}.attention.attn.{q,k,v}"),
         "blocks.{}.attention.out": "encoder.layer.{}.attention.attn.o",
@@ -261,7 +266,7 @@ MPNET = _format(
     template=ROBERTA_TEMPLATE,
 )
 
-# ---- ALBERT, whose layers share their weights, and ELECTRA: tables narrower than the model
+# ---- _ALBERT, whose layers share their weights, and _ELECTRA: tables narrower than the model
 
 
 def _refuse_equal_widths(theirs: Theirs) -> Theirs:
@@ -272,25 +277,25 @@ def _refuse_equal_widths(theirs: Theirs) -> Theirs:
     return theirs
 
 
-ALBERT_WORDS = _word_head(
+_ALBERT_WORDS = _word_head(
     "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
 )
-ALBERT_BLOCK = block(
+_ALBERT_BLOCK = block(
     attention=("attention.{query,key,value}", "attention.dense", "attention.LayerNorm"),
     network=("ffn", "ffn_output", "full_layer_layer_norm"),
 )
-ALBERT = _format(
+_ALBERT = _format(
     "albert",
     _architectures(
         "Albert",
-        ALBERT_WORDS,
-        {"head.pool.dense": "albert.pooler", **CLASSIFIER},
+        _ALBERT_WORDS,
+        {"head.pool.dense": "albert.pooler", **_CLASSIFIER},
         pretraining="fill",
     ),
     _bert_keys(
         30000,
-        TYPES,
-        LENGTH,
+        _TYPES,
+        _LENGTH,
         Key("head_dropout", "classifier_dropout_prob", 0.1),
         Key("inner_width", "embedding_size", 128),
         width=4096,
@@ -298,12 +303,12 @@ ALBERT = _format(
         dropout=0.0,
     ),
     {
-        **EMBEDDINGS,
+        **_EMBEDDINGS,
         "embed.widen": "encoder.embedding_hidden_mapping_in",
-        **within("blocks.{}.", "encoder.albert_layer_groups.0.albert_layers.0.", ALBERT_BLOCK),
+        **within("blocks.{}.", "encoder.albert_layer_groups.0.albert_layers.0.", _ALBERT_BLOCK),
     },
     config={"layers": "shared"},
-    fixed={**ABSOLUTE, "num_hidden_groups": 1, "inner_group_num": 1},
+    fixed={**_ABSOLUTE, "num_hidden_groups": 1, "inner_group_num": 1},
     prefix="albert.",
     ignored=(r"^sop_classifier\.",),
     prepare=_refuse_equal_widths,
@@ -316,25 +321,25 @@ def _read_inner_width(theirs: Theirs) -> dict[str, Any]:
     return {"inner_width": None if inner == width else inner}
 
 
-ELECTRA = _format(
+_ELECTRA = _format(
     "electra",
     _architectures(
         "Electra",
         _word_head(
             "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
         ),
-        ROBERTA_CLASSIFIER,
+        _ROBERTA_CLASSIFIER,
         pretraining="embed",
     ),
     _bert_keys(
         30522,
-        *(TYPES, LENGTH, HEAD_DROPOUT),
+        *(_TYPES, _LENGTH, _HEAD_DROPOUT),
         KeyGroup(_read_inner_width, lambda c: {"embedding_size": c.inner_width or c.block.width}),
         width=256,
     ),
-    {**BERT_WEIGHTS, "embed.widen": "embeddings_project"},
+    {**_BERT_WEIGHTS, "embed.widen": "embeddings_project"},
     config={"pool": "electra", "head_act": "gelu"},
-    fixed={**ABSOLUTE, **ENCODER_ONLY},
+    fixed={**_ABSOLUTE, **_ENCODER_ONLY},
     prefix="electra.",
     ignored=(r"^discriminator_predictions\.",),
 )
@@ -342,12 +347,12 @@ ELECTRA = _format(
 # ---- DeBERTa
 
 # What the file must say, since something else is meant where it does not.
-DISENTANGLED = {"relative_attention": True, "share_att_key": True, "position_biased_input": False}
+_DISENTANGLED = {"relative_attention": True, "share_att_key": True, "position_biased_input": False}
 
 
 def _read_distances(theirs: Theirs) -> dict[str, Any]:
     """Refuse what only some DeBERTas have, and read how far distances go."""
-    for key, value in DISENTANGLED.items():
+    for key, value in _DISENTANGLED.items():
         if key not in theirs:
             raise UsageError(f"{key} is missing; only {key}={value} is supported")
     kinds = theirs.get("pos_att_type") or []
@@ -359,14 +364,14 @@ def _read_distances(theirs: Theirs) -> dict[str, Any]:
     widths = {"embedding_size": width, "pooler_hidden_size": width}
     only(theirs, {**widths, "attention_head_size": width // heads})
     span = integer(theirs, "max_relative_positions", -1)
-    return {"distances.span": span if span > 0 else integer(theirs, LENGTH.theirs, 512)}
+    return {"distances.span": span if span > 0 else integer(theirs, _LENGTH.theirs, 512)}
 
 
 def _write_distances(config: BertConfig) -> dict[str, Any]:
     return {"pos_att_type": ["p2c", "c2p"], "max_relative_positions": config.distances.span}
 
 
-DEBERTA_WORDS: WeightNames = {
+_DEBERTA_WORDS: WeightNames = {
     **_word_head(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
@@ -381,17 +386,17 @@ DEBERTA_WORDS: WeightNames = {
         ("cls.predictions.transform.LayerNorm",), also=("lm_predictions.lm_head.LayerNorm",)
     ),
 }
-DEBERTA = _format(
+_DEBERTA = _format(
     "deberta-v2",
     _architectures(
         "DebertaV2",
-        DEBERTA_WORDS,
-        {"head.pool.dense": "pooler.dense", **CLASSIFIER},
+        _DEBERTA_WORDS,
+        {"head.pool.dense": "pooler.dense", **_CLASSIFIER},
         pretraining="fill",
     ),
     _bert_keys(
         128100,
-        LENGTH,
+        _LENGTH,
         Key("types", "type_vocab_size", 0),
         Key("head_dropout", "cls_dropout", 0.1),
         Key("distances.buckets", "position_buckets", -1, {-1: 0}),
@@ -402,13 +407,13 @@ DEBERTA = _format(
         eps=1e-7,
     ),
     {
-        **BERT_WEIGHTS,
+        **_BERT_WEIGHTS,
         "blocks.{}.attention.qkv": each("encoder.layer.{}.attention.self.{query,key,value}_proj"),
         "embed.position.table": "encoder.rel_embeddings",
         "embed.position.norm": "encoder.LayerNorm",
     },
     config={"pool": "deberta", "position": "disentangled", "block.score": "disentangled"},
-    fixed={**DISENTANGLED, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
+    fixed={**_DISENTANGLED, "conv_kernel_size": 0, "pooler_hidden_act": "gelu"},
     prefix="deberta.",
     ignored=(r"^(mask|lm)_predictions\.", r"embeddings\.position_embeddings\."),
 )
@@ -423,21 +428,21 @@ def _prepare_distilbert(theirs: Theirs) -> Theirs:
     return {**theirs, **{own: theirs[name] for name, own in usual.items() if name in theirs}}
 
 
-DISTILBERT_BLOCK = block(
+_DISTILBERT_BLOCK = block(
     attention=("attention.{q,k,v}_lin", "attention.out_lin", "sa_layer_norm"),
     network=("ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
-DISTILBERT = _format(
+_DISTILBERT = _format(
     "distilbert",
     _architectures(
         "DistilBert",
         _word_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        {"head.pool.dense": "pre_classifier", **CLASSIFIER},
+        {"head.pool.dense": "pre_classifier", **_CLASSIFIER},
     ),
     (
         Key("vocab", "vocab_size", 30522),
         Key("depth", "n_layers", 6),
-        LABELS,
+        _LABELS,
         Key("tie", "tie_word_embeddings", True),
         Key("block.width", "dim", 768),
         Key("block.heads", "n_heads", 12),
@@ -446,9 +451,9 @@ DISTILBERT = _format(
         Key("block.dropout", "dropout", 0.1),
         Key("block.attention_dropout", "attention_dropout", 0.1),
         Key("head_dropout", "seq_classif_dropout", 0.2),
-        LENGTH,
+        _LENGTH,
     ),
-    {**EMBEDDINGS, **within("blocks.{}.", "transformer.layer.{}.", DISTILBERT_BLOCK)},
+    {**_EMBEDDINGS, **within("blocks.{}.", "transformer.layer.{}.", _DISTILBERT_BLOCK)},
     config={"pool": "distilbert", "types": 0, "block.norm_eps": 1e-12},
     prefix="distilbert.",
     prepare=_prepare_distilbert,
@@ -456,7 +461,7 @@ DISTILBERT = _format(
 
 # ---- ModernBERT
 
-POOLS = {"cls": "cls", "mean": "mean"}
+_POOLS = {"cls": "cls", "mean": "mean"}
 
 
 def _read_layers(theirs: Theirs) -> dict[str, Any]:
@@ -503,27 +508,27 @@ def _head_act(config: BertConfig) -> str:
     return next(name for name, (_, one) in FEED_FORWARDS.items() if one is act)
 
 
-MODERN_HEAD: WeightNames = {
+_MODERN_HEAD: WeightNames = {
     "head.transform.dense": "head.dense",
     "head.transform.norm": "head.norm",
-    **CLASSIFIER,
+    **_CLASSIFIER,
 }
-MODERN_BLOCK: WeightNames = {
+_MODERN_BLOCK: WeightNames = {
     **block(
         attention=("attn.Wqkv", "attn.Wo", "attn_norm"), network=("mlp.Wi", "mlp.Wo", "mlp_norm")
     ),
     "feed_forward.gate": half("mlp.Wi", 0),
     "feed_forward.inner": half("mlp.Wi", 1),
 }
-MODERNBERT = _format(
+_MODERNBERT = _format(
     "modernbert",
     _architectures(
-        "ModernBert", _word_head("head.dense", "head.norm", "decoder"), MODERN_HEAD, MODERN_HEAD
+        "ModernBert", _word_head("head.dense", "head.norm", "decoder"), _MODERN_HEAD, _MODERN_HEAD
     ),
     (
         *sizes(vocab=50368, depth=22, width=768, heads=12, ffn_width=1152, length=8192, tie=True),
-        LABELS,
-        Key("pool", "classifier_pooling", "cls", POOLS, only=True),
+        _LABELS,
+        Key("pool", "classifier_pooling", "cls", _POOLS, only=True),
         Key("head_act", "classifier_activation", "gelu", ACTIVATIONS, only=True, value=_head_act),
         Key("head_bias", "decoder_bias", True),
         Key("transform_bias", "classifier_bias", False),
@@ -544,7 +549,7 @@ MODERNBERT = _format(
     {
         "embed.tokens": "embeddings.tok_embeddings",
         "embed.norm": "embeddings.norm",
-        **within("blocks.{}.", "layers.{}.", MODERN_BLOCK),
+        **within("blocks.{}.", "layers.{}.", _MODERN_BLOCK),
         "norm": "final_norm",
     },
     config={
@@ -566,14 +571,14 @@ def _canonical_esm(config: BertConfig) -> BertConfig:
     return config if config.head == "classify" else replace(config, pool="roberta")
 
 
-ESM = _format(
+_ESM = _format(
     "esm",
-    _architectures("Esm", ROBERTA_WORDS, ROBERTA_CLASSIFIER),
+    _architectures("Esm", _ROBERTA_WORDS, _ROBERTA_CLASSIFIER),
     _bert_keys(
         33,
         Key("max_length", "max_position_embeddings", 1026),
         Key("position_base", "rope_theta", 10_000.0),
-        HEAD_DROPOUT,
+        _HEAD_DROPOUT,
         Key("embed_norm", "emb_layer_norm_before", False, {True: "layer", False: "none"}),
         acts={"gelu": "gelu"},
     ),
@@ -584,7 +589,7 @@ ESM = _format(
             "blocks.{}.",
             "encoder.layer.{}.",
             {
-                **BERT_BLOCK,
+                **_BERT_BLOCK,
                 "around_attention.norm": "attention.LayerNorm",
                 "around_feed_forward.norm": "LayerNorm",
             },
@@ -596,7 +601,7 @@ ESM = _format(
         "position_embedding_type": "rotary",
         "token_dropout": False,
         "is_folding_model": False,
-        **ENCODER_ONLY,
+        **_ENCODER_ONLY,
     },
     prefix="esm.",
     ignored=(r"inv_freq$", r"contact_head\.", r"embeddings\.position_embeddings\."),
@@ -605,6 +610,6 @@ ESM = _format(
 )
 
 FORMATS = (
-    *(BERT, ROBERTA, ALBERT, DEBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, MPNET),
-    *(MODERNBERT, ESM),
+    *(_BERT, _ROBERTA, _ALBERT, _DEBERTA, _XLM_ROBERTA, _CAMEMBERT, _DISTILBERT, _ELECTRA, _MPNET),
+    *(_MODERNBERT, _ESM),
 )

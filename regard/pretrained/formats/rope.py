@@ -15,7 +15,7 @@ from regard.pretrained.config_keys import KeyGroup, Theirs, mapping
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # our kind of scaling -> the keys that it has beside rope_type: theirs and ours
-SCALINGS: dict[str, dict[str, str]] = {
+_SCALINGS: dict[str, dict[str, str]] = {
     "none": {},
     "linear": {"factor": "factor"},
     "llama3": {
@@ -33,7 +33,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     },
 }
 # and those that any kind may have; None or what has no effect is let through
-COMMON = ("rope_type", "type", "rope_theta", "truncate", "mscale", "mscale_all_dim")
+_COMMON = ("rope_type", "type", "rope_theta", "truncate", "mscale", "mscale_all_dim")
 
 
 def rope(length: int = 2048) -> KeyGroup:
@@ -48,8 +48,8 @@ def read_rope(theirs: Theirs, length: int = 2048) -> dict[str, Any]:
         raise UsageError(f"rope_parameters={given!r} is not an object")
     kind = str(given.get("rope_type", given.get("type", "default")))
     kind = "none" if kind == "default" else kind
-    keys = lookup("rope_type", kind, SCALINGS)
-    known = {*COMMON, *(key for each in SCALINGS.values() for key in each)}
+    keys = lookup("rope_type", kind, _SCALINGS)
+    known = {*_COMMON, *(key for each in _SCALINGS.values() for key in each)}
     part = given.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
     if part not in (None, 1):
         raise UsageError(f"partial_rotary_factor={part!r:.40} is not supported; only 1 is")
@@ -91,7 +91,7 @@ def write_rope(config: GPTConfig) -> dict[str, Any]:
     config = canonical(config)
     scaling, base = config.scaling, config.position_base
     kind = scaling.kind
-    values = {key: getattr(scaling, ours) for key, ours in SCALINGS.get(kind, {}).items()}
+    values = {key: getattr(scaling, ours) for key, ours in _SCALINGS.get(kind, {}).items()}
     values = {key: value for key, value in values.items() if value is not None}
     named = {"rope_type": "default" if kind == "none" else kind, "rope_theta": base}
     return {"rope_theta": base, "rope_parameters": {**named, **values}}
@@ -119,7 +119,7 @@ def canonical(config: GPTConfig) -> GPTConfig:
         return replace(config, position=position, position_base=10_000.0, scaling=scaling)
     part = POSITIONS[position](head_width=2, scaling=config.scaling, max_length=config.max_length)
     given = cast(Rotary, part).scaling
-    keys = lookup("rotary scaling", given.kind, SCALINGS).values()
+    keys = lookup("rotary scaling", given.kind, _SCALINGS).values()
     scaling = replace(scaling, kind=given.kind, **{key: getattr(given, key) for key in keys})
     position = "rotary" if position == "yarn" else position
     return replace(config, position=position, scaling=scaling)

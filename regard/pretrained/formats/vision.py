@@ -21,15 +21,15 @@ from regard.pretrained.config_keys import (
 from regard.pretrained.format import Architecture, Format
 from regard.pretrained.weight_names import Rule, WeightNames, block, each, half, within
 
-HARMLESS = (
+_HARMLESS = (
     *("encoder_stride", "pooler_output_size", "pooler_act", "mask_ratio", "norm_pix_loss"),
     *("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers"),
     *("decoder_intermediate_size", "out_features", "out_indices", "stage_names"),
     *("drop_path_rate", "image_size", "num_layers", "hidden_size", "path_norm"),
     *("apply_layernorm", "reshape_hidden_states", "layerscale_value"),
 )
-CLASSIFIER: WeightNames = {"head": "classifier"}
-LABELS = Key("labels", "num_labels", 2, value=lambda config: max(1, config.labels))
+_CLASSIFIER: WeightNames = {"head": "classifier"}
+_LABELS = Key("labels", "num_labels", 2, value=lambda config: max(1, config.labels))
 
 
 def square_sizes(theirs: Theirs) -> Theirs:
@@ -43,8 +43,8 @@ def square_sizes(theirs: Theirs) -> Theirs:
     return made
 
 
-def _classifier(weights: WeightNames = CLASSIFIER, **config: Any) -> Architecture:
-    return Architecture("images", config, (LABELS,), weights)
+def _classifier(weights: WeightNames = _CLASSIFIER, **config: Any) -> Architecture:
+    return Architecture("images", config, (_LABELS,), weights)
 
 
 def _base(base: bool = True, **config: Any) -> Architecture:
@@ -54,20 +54,20 @@ def _base(base: bool = True, **config: Any) -> Architecture:
 
 # ---- ViT
 
-VIT_KEYS = (
+_VIT_KEYS = (
     Key("channels", "num_channels", 3),
     Key("image", "image_size", 224),
     *sizes(depth=12, width=768, heads=12),
     Key("block.dropout", "hidden_dropout_prob", 0.0),
     Key("block.attention_dropout", "attention_probs_dropout_prob", 0.0),
 )
-STEM: WeightNames = {
+_STEM: WeightNames = {
     "stem.project.weight": Rule(("embeddings.patch_embeddings.projection.weight",), "patches"),
     "stem.project.bias": "embeddings.patch_embeddings.projection.bias",
 }
-QKV = "attention.attention.{query,key,value}"
+_QKV = "attention.attention.{query,key,value}"
 VIT_BLOCK = block(
-    attention=(QKV, "attention.output.dense", "layernorm_before"),
+    attention=(_QKV, "attention.output.dense", "layernorm_before"),
     network=("intermediate.dense", "output.dense", "layernorm_after"),
 )
 
@@ -76,7 +76,7 @@ def _vit_weights(tokens: tuple[str, ...], block: WeightNames) -> WeightNames:
     return {
         "tokens.weight": Rule(tuple(f"embeddings.{name}" for name in tokens), "row"),
         "position.table.weight": Rule(("embeddings.position_embeddings",), "row"),
-        **STEM,
+        **_STEM,
         **within("blocks.{}.", "encoder.layer.{}.", block),
         "norm": "layernorm",
     }
@@ -99,7 +99,7 @@ def _vit(
         "vit",
         architectures,
         (
-            *VIT_KEYS,
+            *_VIT_KEYS,
             Key("patch", "patch_size", 16),
             Key("block.ffn_width", "intermediate_size", 3072),
             activation("hidden_act", "gelu"),
@@ -110,20 +110,20 @@ def _vit(
         fixed={"qkv_bias": True},
         prefix=prefix,
         ignored=(ignored, r"mask_token$"),
-        harmless=HARMLESS,
+        harmless=_HARMLESS,
         prepare=square_sizes,
         canonical=_canonical_vit,
         inputs="images",
     )
 
 
-VIT = _vit(
+_VIT = _vit(
     "vit",
     {"ViTForImageClassification": _classifier(pool="first"), "ViTModel": _base(pool="first")},
     "cls_token",
     ignored=r"^(vit\.)?pooler\.",
 )
-DEIT = _vit(
+_DEIT = _vit(
     "deit",
     {
         "DeiTForImageClassification": _classifier(pool="first"),
@@ -151,7 +151,7 @@ VIT_MAE = _vit(
 
 # ---- DINOv2, a ViT whose sublayers are scaled channel by channel
 
-MAX_RATIO = 64
+_MAX_RATIO = 64
 
 
 def _inner_width(width: int, ratio: float, gated: bool) -> int:
@@ -176,7 +176,7 @@ def _write_dinov2_network(config: ViTConfig) -> dict[str, Any]:
     gated = block.feed_forward == "swiglu"
     if not gated and block.feed_forward not in names:
         raise UsageError(f"feed_forward='{block.feed_forward}'")
-    ratios = range(1, MAX_RATIO + 1)
+    ratios = range(1, _MAX_RATIO + 1)
     fitting = [n for n in ratios if _inner_width(block.width, n, gated) == block.ffn_width]
     if not fitting:
         raise UsageError(f"ffn_width={block.ffn_width}, which no whole mlp_ratio gives")
@@ -194,7 +194,7 @@ def _gated(gated: Rule, plain: str) -> Any:
     return lambda config: gated if config.block.feed_forward == "swiglu" else Rule((plain,))
 
 
-DINOV2 = Format(
+_DINOV2 = Format(
     "dinov2",
     "vit",
     {
@@ -202,7 +202,7 @@ DINOV2 = Format(
         "Dinov2Model": _base(pool="first"),
     },
     (
-        *VIT_KEYS,
+        *_VIT_KEYS,
         Key("patch", "patch_size", 14),
         Key("block.norm_eps", "layer_norm_eps", 1e-6),
         Key("drop_path", "drop_path_rate", 0.0),
@@ -212,7 +212,7 @@ DINOV2 = Format(
         ("cls_token",),
         {
             **block(
-                attention=(QKV, "attention.output.dense", "norm1"),
+                attention=(_QKV, "attention.output.dense", "norm1"),
                 network=("mlp.fc1", "mlp.fc2", "norm2"),
             ),
             "around_attention.scale": "layer_scale1.lambda1",
@@ -225,7 +225,7 @@ DINOV2 = Format(
     config={"block.order": "scaled"},
     prefix="dinov2.",
     ignored=(r"mask_token$",),
-    harmless=HARMLESS,
+    harmless=_HARMLESS,
     prepare=square_sizes,
     canonical=lambda config: config if config.labels else replace(config, pool="first"),
     inputs="images",
@@ -251,7 +251,7 @@ def _canonical_resnet(config: ResNetConfig) -> ResNetConfig:
     return replace(config, **{name: getattr(plain, name) for name in names})
 
 
-RESNET = Format(
+_RESNET = Format(
     "resnet",
     "resnet",
     {
@@ -277,7 +277,7 @@ RESNET = Format(
     },
     prefix="resnet.",
     ignored=(r"num_batches_tracked$",),
-    harmless=HARMLESS,
+    harmless=_HARMLESS,
     prepare=without_nulls,
     canonical=_canonical_resnet,
     inputs="images",
@@ -329,7 +329,7 @@ def _write_stages(config: SwinConfig) -> dict[str, Any]:
     return {"mlp_ratio": ratio, "window_size": side(config)}
 
 
-SWIN_KEYS = (
+_SWIN_KEYS = (
     Key("channels", "num_channels", 3),
     Key("image", "image_size", 224),
     Key("patch", "patch_size", 4),
@@ -359,7 +359,7 @@ def _swin_weights(biased: str, own: WeightNames) -> WeightNames:
         "attention.inside.out": "attention.output.dense",
     }
     return {
-        **STEM,
+        **_STEM,
         "stem_norm": "embeddings.norm",
         **within("stages.{}.blocks.{}.", "encoder.layers.{}.blocks.{}.", names),
         "stages.{}.merge.norm": "encoder.layers.{}.downsample.norm",
@@ -376,11 +376,11 @@ def _swin_architectures(name: str) -> dict[str, Architecture]:
     }
 
 
-SWIN = Format(
+_SWIN = Format(
     "swin",
     "swin",
     _swin_architectures("Swin"),
-    SWIN_KEYS,
+    _SWIN_KEYS,
     _swin_weights("{query,key,value}.bias", {"position.table": "relative_position_bias_table"}),
     fixed={"qkv_bias": True, "use_absolute_embeddings": False},
     prefix="swin.",
@@ -389,17 +389,17 @@ SWIN = Format(
         r"embeddings\.mask_token$",
         r"^decoder\.",
     ),
-    harmless=HARMLESS,
+    harmless=_HARMLESS,
     prepare=square_sizes,
     canonical=_canonical_swin,
     inputs="images",
 )
-SWINV2 = replace(
-    SWIN,
+_SWINV2 = replace(
+    _SWIN,
     model_type="swinv2",
     architectures=_swin_architectures("Swinv2"),
     keys=(
-        *SWIN_KEYS,
+        *_SWIN_KEYS,
         Key(
             "trained",
             "pretrained_window_sizes",
@@ -426,4 +426,4 @@ SWINV2 = replace(
     prefix="swinv2.",
 )
 
-FORMATS = (DINOV2, VIT, DEIT, VIT_MAE, RESNET, SWIN, SWINV2)
+FORMATS = (_DINOV2, _VIT, _DEIT, VIT_MAE, _RESNET, _SWIN, _SWINV2)

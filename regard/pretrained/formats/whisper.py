@@ -30,7 +30,7 @@ BLOCK: WeightNames = {
     "attention.qkv.bias": _without_key_bias("self_attn"),
     "cross.qkv.bias": _without_key_bias("encoder_attn"),
 }
-WHISPER = Format(
+_WHISPER = Format(
     "whisper",
     "whisper",
     {
@@ -77,4 +77,4 @@ WHISPER = Format(
     inputs="sound",
 )
 
-FORMATS = (WHISPER,)
+FORMATS = (_WHISPER,)

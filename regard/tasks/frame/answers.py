@@ -13,7 +13,7 @@ from regard.errors import UsageError
 from regard.metrics.outliers import NONE
 from regard.tasks.parts import Answer
 
-IN_RECORD = 100  # labels whose probabilities a JSON line has
+_IN_RECORD = 100  # labels whose probabilities a JSON line has
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ class Classified(Answer):
         """Return the fields of a JSON line."""
         ranked = {
             self.labels[i]: round(float(self.probabilities[i]), 6)
-            for i in self.ranked()[:IN_RECORD]
+            for i in self.ranked()[:_IN_RECORD]
         }
         probs = [round(float(self.probabilities[i]), 6) for i in self.chosen]
         fields = {

@@ -9,7 +9,7 @@ from regard.data.parts import Dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 
-LETTERS = 50  # of a token, at most, where a long text is cut into windows
+_LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
 
 def first_inputs(task: Any, data: Dataset[Any], part: str, count: int) -> list[Any]:
@@ -47,7 +47,7 @@ def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: i
     each = max(1, -(-count // max(1, len(texts))))
     cut = []
     for text in texts[:count]:
-        ids = tokenizer.encode(text[: each * length * LETTERS])
+        ids = tokenizer.encode(text[: each * length * _LETTERS])
         starts = range(0, max(1, min(len(ids), each * length)), length)
         cut += [tokenizer.decode(ids[at : at + length]) for at in starts]
     return [text for text in cut if text.strip()][:count]

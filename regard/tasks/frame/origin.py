@@ -16,9 +16,9 @@ from regard.tasks.frame.settings import flat
 from regard.tasks.frame.tune import HEAD
 
 # fields of a config that may differ from those of the model it starts from
-INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
+_INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
 # and those that differ where a task puts a new head on
-NEW_HEAD_KEYS = {"head", "labels", "pool", "head_dropout", "clusters", "cluster_beam"}
+_NEW_HEAD_KEYS = {"head", "labels", "pool", "head_dropout", "clusters", "cluster_beam"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Origin:
         if before.get("head") != now.get("head"):
             fresh = fresh or HEAD
         for key, value in now.items():
-            may_differ = INIT_MAY_DIFFER | NEW_HEAD_KEYS if fresh else INIT_MAY_DIFFER
+            may_differ = _INIT_MAY_DIFFER | _NEW_HEAD_KEYS if fresh else _INIT_MAY_DIFFER
             if before[key] != value and key.split(".")[-1] not in may_differ:
                 raise UsageError(
                     f"init={self.folder} has {key}={before[key]}, not {value}; "

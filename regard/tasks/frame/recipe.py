@@ -23,9 +23,9 @@ from regard.tasks.frame.settings import flat
 # (of data, the hash of what they hold is compared)
 RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
 RESUME_MAY_DIFFER |= {"watch_every", "probes"}
-UNSCORED = "Its training has not come to a first validation, so it has no score yet."
+_UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
-REWRITTEN = {"config.json", "generation_config.json"}
+_REWRITTEN = {"config.json", "generation_config.json"}
 
 
 def check_resume(
@@ -112,7 +112,7 @@ def save_generation(folder: Path, generation: Mapping[str, Any]) -> None:
 
 def is_learnt(name: str) -> bool:
     """Tell whether a file is a tokenizer's or the like: not weights, not written at every start."""
-    return not name.endswith(".safetensors") and name not in REWRITTEN
+    return not name.endswith(".safetensors") and name not in _REWRITTEN
 
 
 def set_aside(folder: Path, quiet: bool) -> dict[str, str]:
@@ -178,7 +178,7 @@ def model_card(
             "`recipe.json` holds every setting.",
             "",
             *([f"{chosen[0].upper()}{chosen[1:]}.", ""] if chosen else []),
-            *(["| on the validation part | |", "|---|---|"] if scores else [UNSCORED, ""]),
+            *(["| on the validation part | |", "|---|---|"] if scores else [_UNSCORED, ""]),
             *rows,
             "",
         ]

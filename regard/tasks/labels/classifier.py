@@ -24,7 +24,7 @@ from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
 STRANGERS = 300  # of each kind that is made
-NONE_EXAMPLES = 3000  # of a part, that distances are measured on
+_NONE_EXAMPLES = 3000  # of a part, that distances are measured on
 GROUP = 512  # examples of a part that are in memory at once
 
 Raw = TypeVar("Raw")
@@ -240,7 +240,7 @@ class Classifier(Predictor[Classified]):
         codec, model = self.codec, self.model
 
         def some(part: Any) -> Any:
-            rows = np.unique(np.linspace(0, len(part) - 1, NONE_EXAMPLES).astype(np.int64))
+            rows = np.unique(np.linspace(0, len(part) - 1, _NONE_EXAMPLES).astype(np.int64))
             return part.pick(rows)
 
         def placed(raws: Any) -> tuple[np.ndarray, np.ndarray]:

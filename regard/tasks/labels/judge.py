@@ -25,7 +25,7 @@ from regard.tasks.labels.decision import NUMBER
 from regard.tasks.parts import Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
 
-TOP = 5  # labels among which the right one should be, where there are more
+_TOP = 5  # labels among which the right one should be, where there are more
 
 
 class ReadsTest(Protocol):
@@ -141,8 +141,8 @@ class LabelJudge(Judge[Dataset[Any]]):
             )
         data.notes.extend(codec.cut_notes(part, settings))
         scores = results.scores(settings.samples)
-        if self.top and len(codec.labels) > TOP:
-            scores.insert(1, top_k(results.targets.argmax(1), predictions, TOP, unit))
+        if self.top and len(codec.labels) > _TOP:
+            scores.insert(1, top_k(results.targets.argmax(1), predictions, _TOP, unit))
         errors = results.errors(settings.errors, codec.judged(part).show)
         details = results.details(errors, baseline_scores(codec, part))
         return ScoredPredictions(scores, len(results.targets), details, made_with)

@@ -37,9 +37,9 @@ from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture, Recording
 
 ConformerConfig, _ = family("conformer")
-MOST_CELLS = 100  # of a window, which are cut one by one
-LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
-GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
+_MOST_CELLS = 100  # of a window, which are cut one by one
+_LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
+_GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
 # short keys for the format, the augmentation and the model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
     **TASK_SHORT,
@@ -136,7 +136,7 @@ class SoundCodec(MediaCodec):
         def seconds(raw: np.ndarray | str) -> float:
             return len(raw) / self.format.rate
 
-        return in_groups(read, inputs, GROUP_SECONDS, seconds)
+        return in_groups(read, inputs, _GROUP_SECONDS, seconds)
 
     def raws(self, part: Sounds, settings: Any = None) -> list[np.ndarray]:
         """Samples of the sounds of a part."""
@@ -178,7 +178,7 @@ class SoundCodec(MediaCodec):
             grid, keys = grid_keys(layouts(model, (self.format.mels, frames)))
         else:  # a window that is longer than the sound, of which some vectors are cut together
             size, columns = model.config.max_frames, -(-frames // stride)
-            step = -(-columns // MOST_CELLS)
+            step = -(-columns // _MOST_CELLS)
             grid = time_grid(-(-columns // step), step * stride, frames)
             keys, seconds = window_keys(columns, step), step * seconds
         names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
@@ -195,10 +195,10 @@ class SoundCodec(MediaCodec):
 
         samples, rate = self.format.read(given), self.format.rate
         name = Path(given).name if isinstance(given, str | Path) else "sound"
-        if len(samples) > LOOK_SECONDS * rate:
+        if len(samples) > _LOOK_SECONDS * rate:
             raise UsageError(
                 f"{name}: {len(samples) / rate:.0f} seconds; at most "
-                f"{LOOK_SECONDS:.0f} are looked at, cut it"
+                f"{_LOOK_SECONDS:.0f} are looked at, cut it"
             )
         query = parse_moment(settings.at, len(samples) / rate)
         described = describe([samples])

@@ -44,7 +44,7 @@ from regard.tasks.sound.transcribing import (
     usual_decoding,
 )
 
-VALID_GROUP = 16  # sounds whose loss is measured at once
+_VALID_GROUP = 16  # sounds whose loss is measured at once
 
 
 class Usable(NamedTuple):
@@ -188,8 +188,8 @@ def valid_loss(runner: Runner[Any], sounds: Sounds, settings: Any) -> float:
     recogniser = runner.predictor
     sounds, rows, _ = usable(runner, "valid", sounds, settings, "skip")
     total, tokens = 0.0, 0
-    for start in range(0, len(sounds), VALID_GROUP):
-        places = range(start, min(len(sounds), start + VALID_GROUP))
+    for start in range(0, len(sounds), _VALID_GROUP):
+        places = range(start, min(len(sounds), start + _VALID_GROUP))
         features = [recogniser.spectrogram(sounds.read(i)) for i in places]
         sound = pad_sounds(features, runner.device)
         texts = [rows[i] for i in places]

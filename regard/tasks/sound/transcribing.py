@@ -31,9 +31,9 @@ from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundT
 from regard.training.loss import ctc_loss, linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings
 
-GATED = 100  # training sounds at which the gate is tried
-SPEECH = 0.95  # share of them that must pass
-SEGMENTS = 5.0, 30.0  # seconds of a stretch that is read at once, least and most
+_GATED = 100  # training sounds at which the gate is tried
+_SPEECH = 0.95  # share of them that must pass
+_SEGMENTS = 5.0, 30.0  # seconds of a stretch that is read at once, least and most
 CTC_WEIGHT = 0.3  # beside a decoder, unless told (Watanabe et al. 2017)
 
 
@@ -268,11 +268,11 @@ def usual_decoding(train: Sounds) -> tuple[dict[str, Any], str | None]:
     Stretches are as long as what the model has learnt from, and the gate is left out where it
     would take such sounds for no speech.
     """
-    longest = float(np.clip(train.seconds.max(), *SEGMENTS))
-    some = range(0, len(train), max(1, len(train) // GATED))
+    longest = float(np.clip(train.seconds.max(), *_SEGMENTS))
+    some = range(0, len(train), max(1, len(train) // _GATED))
     passed = sum(is_speech(train.read(i), train.format.rate) for i in some) / len(some)
     own: dict[str, Any] = {"segment_seconds": round(longest, 2)}
-    if passed >= SPEECH:
+    if passed >= _SPEECH:
         return own, None
     note = f"only {passed:.0%} of some training sounds are like speech, so the model has gate=false"
     return {**own, "gate": False}, note

@@ -53,7 +53,7 @@ from regard.tasks.text.labelling import (
 from regard.training.label_loss import clustered
 from regard.viewer.picture import Picture
 
-WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
+_WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class ClassifyCodec(LabelTextCodec):
     def tokens(self, model: Any, raw: Row) -> dict[str, Any]:
         """Tokens of a text, and which of them the answer is read from."""
         spelled = self.encoder.spelled(raw)
-        whole = getattr(model.config, "pool", "mean") in WHOLE_POOLS
+        whole = getattr(model.config, "pool", "mean") in _WHOLE_POOLS
         reads = None if whole else [0]
         return {"tokens": spelled, "keys": text_keys(len(spelled)), "reads": reads}
 
@@ -265,7 +265,7 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> ClassifyCo
                 f"{folder / FILE}: its clusters are not those of 'labels' and 'clusters' in "
                 "config.json; restore both as they were published"
             )
-    return INPUTS.codec_of(replace(codec, clusters=clusters), config)
+    return _INPUTS.codec_of(replace(codec, clusters=clusters), config)
 
 
 class LabelledTexts(LabelledText):
@@ -413,7 +413,7 @@ def other_modality(values: Mapping[str, Any]) -> str | None:
     return None if inputs is None else inputs.tasks["label"]
 
 
-INPUTS = LabelledTexts()
+_INPUTS = LabelledTexts()
 TASK = Task(
     name="classify",
     holds="texts and labels",
@@ -422,7 +422,7 @@ TASK = Task(
     judge=LabelJudge(read_test, judged_with, top=False),
     load_codec=load_codec,
     objective=LabelObjective(
-        INPUTS,
+        _INPUTS,
         ClassifyTrain,
         sizes=SIZES,
         short={**SHORT, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"},

@@ -378,7 +378,7 @@ def _sides(text: str, number: int) -> tuple[str, str]:
     return one, other
 
 
-SHIFT = Task(
+_SHIFT = Task(
     name="embed",
     holds="texts",
     inputs=TEXT,
@@ -390,10 +390,10 @@ SHIFT = Task(
     objective=ShiftObjective(),
 )
 EMBED = replace(
-    SHIFT,
+    _SHIFT,
     holds="pairs of texts and their scores",
     objective=None,
-    learnt_by=(SHIFT, {}),
+    learnt_by=(_SHIFT, {}),
     remedy="; import a model, or train one with: regard train language objective=masked ..., "
     "and run it with task=embed",
 )

@@ -9,10 +9,10 @@ import torch
 from regard.data.seeds import mix
 from regard.models.ensemble import members_of
 
-NOISE, HEAD_SCALE = 0.3, 3.0  # of embeddings that begin as naive Bayes, and of the head above them
+_NOISE, HEAD_SCALE = 0.3, 3.0  # of embeddings that begin as naive Bayes, and of the head above them
 
 FEW = 10_000  # texts, for which other settings are better; chosen on parts of SST-2 and TREC
-ORDER_MATTERS = 1.0  # percent that naive Bayes gains by pairs of words where order tells something
+_ORDER_MATTERS = 1.0  # percent that naive Bayes gains by pairs of words where order tells something
 # where the order of words tells little, a small model that begins as naive Bayes
 BAG_OF_WORDS: dict[str, Any] = {
     "tokenizer": "unigram",
@@ -32,7 +32,7 @@ BAG_OF_WORDS: dict[str, Any] = {
 # where it tells more, one that learns it
 WORD_ORDER: dict[str, Any] = {"tokenizer": "unigram", "pieces": 2000, "ema": 0.99, "epochs": 10}
 # who sets one of these has an opinion on all of them
-TOGETHER = (
+_TOGETHER = (
     ("tokenizer", "pieces", "features", "embeddings", "bpe_dropout"),
     ("size", "depth", "width", "heads", "ffn_width", "lr"),
     ("steps", "epochs"),
@@ -53,7 +53,7 @@ def few_text_settings(
     given |= {key for key, long in short.items() if long in given}
     if texts > FEW or given & {"init", "like", "family"}:
         return "", {}
-    for some in TOGETHER:
+    for some in _TOGETHER:
         if given & set(some):
             given |= set(some)
     if not set(BAG_OF_WORDS) - given:
@@ -61,7 +61,7 @@ def few_text_settings(
     few, why = WORD_ORDER, f"few texts ({texts:,}, at most {FEW:,})"
     if not {"embeddings", "width"} & given:
         gain = bigram_gain()
-        few, tells = (WORD_ORDER, "much") if gain > ORDER_MATTERS else (BAG_OF_WORDS, "little")
+        few, tells = (WORD_ORDER, "much") if gain > _ORDER_MATTERS else (BAG_OF_WORDS, "little")
         why += f" whose word order tells {tells} (pairs of words: naive Bayes {gain:+.1f} points)"
     return why, {key: value for key, value in few.items() if key not in given}
 
@@ -90,7 +90,7 @@ def begin_as_naive_bayes(
             directions = torch.randn(width, labels, generator=generator)
             directions -= directions.mean(0)  # a norm takes the mean away
             directions = torch.linalg.qr(directions).Q.T
-            noise = NOISE * torch.randn(table.shape, generator=generator)
+            noise = _NOISE * torch.randn(table.shape, generator=generator)
             noise -= noise @ directions.T @ directions
             table.copy_(noise + torch.from_numpy(logs).float() @ directions)
             head.copy_(HEAD_SCALE * directions)

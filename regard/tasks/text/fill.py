@@ -36,9 +36,9 @@ from regard.tasks.text.language_modelling import (
 )
 from regard.viewer.picture import Picture
 
-CANDIDATES = 5  # that a JSON line names for each mask
+_CANDIDATES = 5  # that a JSON line names for each mask
 # what a picture says of no mask, of one and of more
-NOTES = (
+_NOTES = (
     "read, with nothing to fill in; write {} for a word that is to be predicted",
     "",
     "each mask by itself, the others still masked",
@@ -116,7 +116,7 @@ class Filler(Predictor[Filled]):
         of the likeliest texts.
         """
         started = [self.gaps.encode(text, first + n) for n, text in enumerate(inputs, 1)]
-        count = min(max(settings.n_best, CANDIDATES), int(self.allowed.sum()))
+        count = min(max(settings.n_best, _CANDIDATES), int(self.allowed.sum()))
         candidates = self.candidates(started, settings, count, every=True)
         beams = [
             likeliest([(text, some[:1])], settings.n_best)
@@ -162,7 +162,7 @@ class Filler(Predictor[Filled]):
     ) -> Filled:
         """The answer to a text: so many fillings, and the candidates of each mask."""
         guesses = [
-            [(self.gaps.word(i), math.exp(p)) for i, p in zip(*some, strict=True)][:CANDIDATES]
+            [(self.gaps.word(i), math.exp(p)) for i, p in zip(*some, strict=True)][:_CANDIDATES]
             for some in each
         ]
         answers = []
@@ -225,7 +225,7 @@ class Filler(Predictor[Filled]):
             source=given,
             output=answer.text,
             alternatives=[(one.text, one.probability) for one in answer.others],
-            note=NOTES[min(len(text.places), 2)].format(self.gaps.mask_token),
+            note=_NOTES[min(len(text.places), 2)].format(self.gaps.mask_token),
         )
 
 

@@ -40,7 +40,7 @@ from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, spa
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
-LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
+_LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LanguageLook(LookSettings):
     """What look can be told, beside how a text is continued."""
 
     max_length: int | None = setting(
-        LOOKED_AT, "maximum number of new tokens", min=1, max=1_000_000, group="decoding"
+        _LOOKED_AT, "maximum number of new tokens", min=1, max=1_000_000, group="decoding"
     )
 
 

@@ -55,13 +55,13 @@ SHORT = {
     "members": "model.members",
 }
 # parts with which a new encoder learns best, where its family leaves the choice
-NEW: dict[str, Any] = {
+_NEW: dict[str, Any] = {
     "block": {"order": "pre", "norm_eps": 1e-5, "attention_dropout": 0.0},
     "position": "rotary",
     "types": 0,
     "pool": "mean",
 }
-WORDS = "words"  # the tokenizer that knows words by their features alone
+_WORDS = "words"  # the tokenizer that knows words by their features alone
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class LabelTrain(LabelFormat, TrainSettings):
     tokenizer: str = setting(
         "bpe",
         "tokenizer; words knows these by their features alone",
-        choices=lambda: (WORDS, *with_characters()),
+        choices=lambda: (_WORDS, *with_characters()),
     )
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
@@ -116,7 +116,7 @@ def learn_tokenizer(texts: Sequence[str], settings: LabelTrain) -> Tokenizer:
     """Train a tokenizer on texts."""
     if settings.tokenizer == "characters":
         return Characters.learn(texts)
-    if settings.tokenizer == WORDS:
+    if settings.tokenizer == _WORDS:
         return train_tokenizer(texts, kind="bytes", vocab=300)
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
@@ -234,16 +234,16 @@ class LabelledText(LabelledInputs):
         from a trained one, has the parts of that.
         """
         shape = replace(usual_shape(name, values, origin), **task_changes(name, self.task))
-        return shape if values.get("like") or origin else with_known(shape, NEW)
+        return shape if values.get("like") or origin else with_known(shape, _NEW)
 
     def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Refuse settings that do not fit each other, and let there be enough positions."""
         feature_functions(settings.features)
-        if settings.tokenizer == WORDS and settings.features == "none":
+        if settings.tokenizer == _WORDS and settings.features == "none":
             raise UsageError(
                 "tokenizer=words knows words by features=; add one, such as features=words"
             )
-        if settings.tokenizer == WORDS and settings.bpe_dropout:
+        if settings.tokenizer == _WORDS and settings.bpe_dropout:
             raise UsageError(
                 "bpe_dropout= is for pieces, which tokenizer=words has not; leave it out"
             )
@@ -282,7 +282,7 @@ class LabelledText(LabelledInputs):
         train = data["train"]
         texts = [item.source for item in train]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
-        features, alone = None, settings.tokenizer == WORDS
+        features, alone = None, settings.tokenizer == _WORDS
         if settings.features != "none":
             words = (i.words if isinstance(i, Sentence) else split_words(i.text) for i in train)
             features = learnt(

@@ -58,7 +58,7 @@ from regard.tasks.text.language_modelling import (
 )
 
 GPTConfig, _ = family("gpt")
-CHARACTERS = "characters"  # a tokenizer, beside those that train_tokenizer learns
+_CHARACTERS = "characters"  # a tokenizer, beside those that train_tokenizer learns
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Losses(NamedTuple):
 
 def learn_tokenizer(texts: Sequence[str], settings: LanguageTrain) -> Tokenizer:
     """Learn how to cut texts into tokens."""
-    if settings.tokenizer == CHARACTERS:
+    if settings.tokenizer == _CHARACTERS:
         return Characters.learn(texts)
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 

@@ -27,8 +27,8 @@ from regard.settings import setting
 from regard.tasks.frame.settings import EvalSettings, RunSettings
 from regard.training.loss import linear_cross_entropy, reference_cross_entropy
 
-SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
-LARGEST_LOSS = 700.0  # whose exponential is a number
+_SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
+_LARGEST_LOSS = 700.0  # whose exponential is a number
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def next_token_loss(model: TextModel, hidden: Tensor, writes: Tensor, smoothing:
             reduction="sum",
             label_smoothing=smoothing,
         )
-    small = head.out_features <= SMALL_VOCAB
+    small = head.out_features <= _SMALL_VOCAB
     cross_entropy = reference_cross_entropy if small else linear_cross_entropy
     return cross_entropy(
         hidden.flatten(0, 1), head.weight, writes.flatten(), bias=head.bias, smoothing=smoothing
@@ -198,7 +198,7 @@ def span_loss(
 
 def perplexity(loss: float) -> float:
     """Return the perplexity of a loss in nats."""
-    return math.exp(min(loss, LARGEST_LOSS))
+    return math.exp(min(loss, _LARGEST_LOSS))
 
 
 class Causal:

@@ -145,7 +145,7 @@ class DecoderAlone(Stack):
         return as_encoder_decoder(maps, length)
 
 
-STACK = DecoderAlone()
+_STACK = DecoderAlone()
 PREFIX = Task(
     name="prefix",
     holds="pairs of sentences",
@@ -156,10 +156,10 @@ PREFIX = Task(
         PrefixSettings,
         GENERATION,
         bleu,
-        stack=STACK,
+        stack=_STACK,
         short={**PAIR_SHORT, "depth": "model.depth", "bias": "model.block.bias"},
     ),
-    predictor=Configured(partial(TextWriter, stack=STACK), PairRunSettings, PairLookSettings),
+    predictor=Configured(partial(TextWriter, stack=_STACK), PairRunSettings, PairLookSettings),
     judge=TextJudge(bleu),
-    load_codec=partial(load_pair_codec, stack=STACK),
+    load_codec=partial(load_pair_codec, stack=_STACK),
 )

@@ -41,7 +41,7 @@ from regard.tasks.text.writer import (
 )
 from regard.training.loss import sequence_loss
 
-VOCABULARIES = ("auto", "joint", "separate")
+_VOCABULARIES = ("auto", "joint", "separate")
 PAIR_SHORT: Mapping[str, str | tuple[str, ...]] = {
     **SHORT,
     "kv_heads": "model.block.kv_heads",
@@ -75,7 +75,7 @@ class PairTrainSettings(PairFormat, TrainSettings):
     )
     tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
-    vocabularies: str = setting("auto", "vocabularies of both sides", choices=VOCABULARIES)
+    vocabularies: str = setting("auto", "vocabularies of both sides", choices=_VOCABULARIES)
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
     max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)

@@ -67,7 +67,7 @@ class TagRun(EncoderRun):
 
     format: str = setting("slash", "format of the answers", choices=TAG_FORMATS)
     words: str = setting(
-        "raw", "raw: punctuation is split off; spaces: tokenised already", choices=lambda: SPLITS
+        "raw", "raw: punctuation is split off; spaces: tokenised already", choices=lambda: _SPLITS
     )
     scores: bool = setting(False, "print the probability of each tag")
     max_length: int | None = setting(None, "maximum tokens per window", min=8, max=100_000)
@@ -78,7 +78,7 @@ class TagEval(SentenceSettings, LabelEval, TagRun):
     """What an evaluation of a tagger can be told."""
 
 
-SPLITS: dict[str, Callable[[str], list[str]]] = {"spaces": str.split, "raw": split_words}
+_SPLITS: dict[str, Callable[[str], list[str]]] = {"spaces": str.split, "raw": split_words}
 
 
 def _first(x: Tensor, places: WordPlaces) -> Tensor:
@@ -198,7 +198,7 @@ class Tagger(Predictor[Tagged]):
         return [self._tagged(*both) for both in zip(sentences, probs, strict=True)]
 
     def _words(self, given: Any, settings: Any) -> list[str]:
-        return SPLITS[settings.words](given) if isinstance(given, str) else list(given)
+        return _SPLITS[settings.words](given) if isinstance(given, str) else list(given)
 
     def _tagged(self, words: Sequence[str], probs: np.ndarray) -> Tagged:
         tags = [self.labels[i] for i in probs.argmax(1).tolist()]
@@ -274,7 +274,7 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> TagCodec:
         raise UsageError(
             f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
         )
-    return INPUTS.codec_of(codec, config)
+    return _INPUTS.codec_of(codec, config)
 
 
 class LabelledWords(LabelledText):
@@ -346,7 +346,7 @@ class LabelledWords(LabelledText):
         return f"One of {len(codec.labels)} tags for each word"
 
 
-INPUTS = LabelledWords()
+_INPUTS = LabelledWords()
 TASK = Task(
     name="tag",
     holds="words and tags",
@@ -358,7 +358,7 @@ TASK = Task(
         top=False,
     ),
     load_codec=load_codec,
-    objective=LabelObjective(INPUTS, TagTrain, sizes=SIZES, short=SHORT),
+    objective=LabelObjective(_INPUTS, TagTrain, sizes=SIZES, short=SHORT),
     target="tags",
     unit="words",
     judged=TagEval,

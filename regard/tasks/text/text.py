@@ -40,11 +40,11 @@ from regard.tasks.text.writer import (
 
 TransformerConfig, _ = family("transformer")
 # training objective -> what its data hold
-OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}
-LONGEST = 4096  # tokens that are read of an input, where positions set no bound
-LONGEST_PREFIX = 1000  # characters
+_OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}
+_LONGEST = 4096  # tokens that are read of an input, where positions set no bound
+_LONGEST_PREFIX = 1000  # characters
 PREFIX = "put before every input, such as summarize"
-SPLIT = "answer sentence by sentence"
+_SPLIT = "answer sentence by sentence"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TextSettings(PairTrainSettings):
         "joint", "vocabularies of both sides", choices=("joint", "separate")
     )
     objective: str = setting(
-        "pairs", "training objective; on plain text spans (T5) or noise (BART)", choices=OBJECTIVES
+        "pairs", "training objective; on plain text spans (T5) or noise (BART)", choices=_OBJECTIVES
     )
     prefix: str = setting("", PREFIX)
     metric: str = setting("bleu", "metric", choices=TEXT_METRICS)
@@ -71,7 +71,7 @@ class TextRunSettings(PairRunSettings):
     """What a run can be told."""
 
     prefix: str = setting("", PREFIX)
-    split: bool = setting(False, SPLIT)
+    split: bool = setting(False, _SPLIT)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PrefixedTexts(Sources):
 
     def title(self, data: Any, settings: TextSettings) -> str:
         """What it is trained on."""
-        return f"text to text, learnt from {OBJECTIVES[settings.objective]}"
+        return f"text to text, learnt from {_OBJECTIVES[settings.objective]}"
 
     def about(self, data: Any, settings: TextSettings) -> dict[str, Any]:
         """Prefix, metric and objective, and the language of targets."""
@@ -146,7 +146,7 @@ class PrefixedTexts(Sources):
 
     def check(self, settings: Any, positions: int | None) -> Any:
         """Refuse a long prefix, and more tokens than there are positions."""
-        if len(settings.prefix) > LONGEST_PREFIX:
+        if len(settings.prefix) > _LONGEST_PREFIX:
             raise UsageError(
                 f"prefix= has {len(settings.prefix)} letters; expected at most a short text"
             )
@@ -167,7 +167,7 @@ class PrefixedTexts(Sources):
 
     def longest(self, model: Model, frame: int) -> int:
         """Most tokens that are read: as many as there are positions for."""
-        return (self.positions(model) or max(LONGEST, model.config.max_length)) - frame
+        return (self.positions(model) or max(_LONGEST, model.config.max_length)) - frame
 
     def prompt(self, text: str, settings: Any) -> str:
         """A text after its prefix."""
@@ -245,17 +245,17 @@ class Denoising(Pairs):
         return 0
 
 
-SOURCES = PrefixedTexts()
-MATERIALS: dict[str, Pairs] = {
-    "pairs": Pairs(SOURCES),
-    **dict.fromkeys(CORRUPTIONS, Denoising(SOURCES)),
+_SOURCES = PrefixedTexts()
+_MATERIALS: dict[str, Pairs] = {
+    "pairs": Pairs(_SOURCES),
+    **dict.fromkeys(CORRUPTIONS, Denoising(_SOURCES)),
 }
 
 
 def load_text_codec(folder: Path, model: Model, config: dict[str, Any]) -> PairCodec:
     """Read the tokenizers, and check the prefix and the metric."""
     prefix, metric = config.get("prefix", ""), config.get("metric", "bleu")
-    if not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX:
+    if not isinstance(prefix, str) or len(prefix) > _LONGEST_PREFIX:
         raise UsageError(f"{folder / 'config.json'}: 'prefix' is {prefix!r:.40}, not a short text")
     if metric not in TEXT_METRICS:
         raise UsageError(f"{folder / 'config.json'}: unknown metric {metric!r:.40}")
@@ -277,11 +277,11 @@ TEXT_TO_TEXT = Task(
         TextSettings,
         {"beam": 4, "length_penalty": "average", "alpha": 1.0},
         metric_of,
-        sources=SOURCES,
-        material=lambda settings: MATERIALS[settings.objective],
+        sources=_SOURCES,
+        material=lambda settings: _MATERIALS[settings.objective],
         main_only=False,
     ),
-    predictor=Configured(partial(TextWriter, sources=SOURCES), TextRunSettings, TextLookSettings),
-    judge=TextJudge(metric_of, TextEvalSettings, SOURCES),
+    predictor=Configured(partial(TextWriter, sources=_SOURCES), TextRunSettings, TextLookSettings),
+    judge=TextJudge(metric_of, TextEvalSettings, _SOURCES),
     load_codec=load_text_codec,
 )

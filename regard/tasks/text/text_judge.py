@@ -19,7 +19,7 @@ from regard.tasks.runner import Runner
 from regard.tasks.text.sequence import PairFormat
 from regard.tasks.text.writer import SENTENCES, Sources, TextWriter
 
-TELL_LENGTHS = ("lengths", "joined", "plot")  # settings that BLEU by source length takes
+_TELL_LENGTHS = ("lengths", "joined", "plot")  # settings that BLEU by source length takes
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TextJudge(Judge):
 
     def check(self, settings: Any, given: Mapping[str, Any]) -> None:
         """Refuse what cannot be told by length, before anything is written."""
-        for key in TELL_LENGTHS:
+        for key in _TELL_LENGTHS:
             if key in given and self.metric(settings).main != "BLEU":
                 raise UsageError(f"{key}= tells BLEU by source length; add metric=bleu")
         if not settings.lengths:

@@ -32,14 +32,14 @@ from regard.tasks.parts import Predictor, usual_shape
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
-LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
-LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
-MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
+_LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
+_LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
+_MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
 FRAME = 4  # special tokens for which there is room around a text
-SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
-ALIGNMENTS = ("none", "pharaoh", "json")
-UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
-IN_WORDS = "words: a row is the mean of its pieces' rows, a column the sum of their columns"
+_SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
+_ALIGNMENTS = ("none", "pharaoh", "json")
+_UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
+_IN_WORDS = "words: a row is the mean of its pieces' rows, a column the sum of their columns"
 
 Ids = Sequence[int]
 
@@ -51,7 +51,7 @@ class WriteSettings(Decoding):
     GROUP = "decoding"
 
     prefix: str = setting("", "how every translation begins")
-    script: str = setting("", "Chinese script, if not as written", choices=SCRIPTS)
+    script: str = setting("", "Chinese script, if not as written", choices=_SCRIPTS)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
@@ -60,8 +60,8 @@ class PairRunSettings(RunSettings, WriteSettings):
     """What a run can be told."""
 
     scores: bool = setting(False, "print the score of each hypothesis")
-    alignments: str = setting("none", "word alignments", choices=ALIGNMENTS)
-    units: str = setting("words", "what is aligned", choices=UNITS)
+    alignments: str = setting("none", "word alignments", choices=_ALIGNMENTS)
+    units: str = setting("words", "what is aligned", choices=_UNITS)
     shift: bool = setting(False, "align by the attention one step later, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
@@ -74,7 +74,7 @@ class PairRunSettings(RunSettings, WriteSettings):
 class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
 
-    units: str = setting("words", "what is shown", choices=UNITS)
+    units: str = setting("words", "what is shown", choices=_UNITS)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Sources:
 
     def longest(self, model: Model, frame: int) -> int:
         """Most tokens that are read at once, beside those of a frame."""
-        return LONGEST_PART
+        return _LONGEST_PART
 
     def prompt(self, text: str, settings: Any) -> str:
         """What is read for a text."""
@@ -319,7 +319,7 @@ class TextWriter(Predictor[Generated]):
             pairs,
             *self.codec.tokenizers,
             shift=int(settings.shift),
-            pieces=UNITS[settings.units],
+            pieces=_UNITS[settings.units],
         )
 
     # Scoring given pairs
@@ -332,7 +332,7 @@ class TextWriter(Predictor[Generated]):
         sources = self.codec.source.encode_batch(prompts)
         targets = self.codec.target.encode_batch([target for _, target in pairs])
         for ids in (*sources, *targets):
-            if len(ids) > LONGEST_WHOLE:
+            if len(ids) > _LONGEST_WHOLE:
                 raise UsageError(
                     f"a text of {len(ids)} pieces is too long to be scored whole; cut it"
                 )
@@ -371,7 +371,7 @@ class TextWriter(Predictor[Generated]):
         """Ids of a source that is looked at."""
         if not given.strip():
             raise UsageError("there is nothing to look at in an empty text")
-        ids = self.encode(given.strip(), settings)[:LONGEST_WHOLE]
+        ids = self.encode(given.strip(), settings)[:_LONGEST_WHOLE]
         return self.codec.source.frame(ids, "source")
 
     def _searched(self, source: list[int], settings: PairLookSettings) -> list[Hypothesis]:
@@ -451,7 +451,7 @@ class TextWriter(Predictor[Generated]):
             alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
             note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
             opens=self.aligner.head,
-            units=None if UNITS[settings.units] else self._in_words,
+            units=None if _UNITS[settings.units] else self._in_words,
         )
 
     @cached_property
@@ -469,7 +469,7 @@ class TextWriter(Predictor[Generated]):
         steps = picture.steps
         if len(rows) == len(steps):
             steps = [replace(step, row=row) for step, row in zip(steps, rows, strict=True)]
-        return replace(picture, views=views, steps=steps, note=f"{picture.note}; {IN_WORDS}")
+        return replace(picture, views=views, steps=steps, note=f"{picture.note}; {_IN_WORDS}")
 
     def _reasons(
         self, source: list[int], best: Hypothesis, probabilities: Tensor, settings: PairLookSettings
@@ -484,7 +484,7 @@ class TextWriter(Predictor[Generated]):
         begun = len(self.sources.opening(self.tokenizer, settings))  # tokens that were given
         for place in range(begun, len(chosen)):
             likeliest = int(probabilities[place].argmax())
-            if likeliest == chosen[place] or len(found) == MOST_REASONS:
+            if likeliest == chosen[place] or len(found) == _MOST_REASONS:
                 continue
             otherwise = best.ids[:place]
             if likeliest != eos:
@@ -513,7 +513,7 @@ class TextWriter(Predictor[Generated]):
 
 def _in_script(text: str, settings: WriteSettings) -> str:
     """A text with its Chinese in the script that was asked for."""
-    table = SCRIPTS[settings.script]
+    table = _SCRIPTS[settings.script]
     if table is None:
         return text
     from opencc import OpenCC

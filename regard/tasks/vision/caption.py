@@ -44,9 +44,9 @@ from regard.tasks.vision.photos import (
 
 CaptionerConfig, Captioner = family(FAMILY)
 # kind of decoder -> the preset of the family that has it
-DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
-GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-NEW = "decoder."  # how the names of weights begin that no encoder has
+_DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
+_GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
+_NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
 class CaptionObjective(Objective):
@@ -87,7 +87,7 @@ class CaptionObjective(Objective):
         size = size_of(values)
         keys = ("decoder", "decoder.kind")
         kind = next((str(values[key]) for key in keys if key in values), "transformer")
-        like = lookup("decoder", kind, DECODERS)
+        like = lookup("decoder", kind, _DECODERS)
         decoder = preset(FAMILY, size if size in self.sizes else "big", like).decoder
         if origin is not None and origin.family == FAMILY:
             encoder = origin.model.config.encoder
@@ -160,7 +160,7 @@ class CaptionObjective(Objective):
             origin.initialise(model)
         elif origin is not None and not settings.blind:
             origin.initialise(model.encoder, "head.")
-        let_learn(model, settings, NEW)
+        let_learn(model, settings, _NEW)
         return FAMILY, model
 
     def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
@@ -211,7 +211,7 @@ class CaptionObjective(Objective):
             facts={"images": len(data["train"]), "captions": sum(map(len, train))},
             decoded=decoded,
             lr_scales={"encoder.": settings.encoder_rate},
-            generation={**GENERATION, "max_length": settings.max_length},
+            generation={**_GENERATION, "max_length": settings.max_length},
         )
 
 

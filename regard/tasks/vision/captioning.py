@@ -33,9 +33,9 @@ from regard.viewer.settings import ImageLookSettings
 
 FAMILY = "captioner"
 DecoderConfig = type(family(FAMILY)[0]().decoder)
-MAX_LENGTH = 64  # tokens of a caption, unless told
-POOL = 16  # batches whose images are sorted by the length of their captions
-SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+_MAX_LENGTH = 64  # tokens of a caption, unless told
+_POOL = 16  # batches whose images are sorted by the length of their captions
+_SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainCaption(ImageTrainSettings):
     lowercase: bool = setting(True, "write in lower case")
     tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(4000, "vocabulary size", min=300, max=99_999)
-    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
+    max_length: int = setting(_MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     doubly_stochastic: float = setting(
         0.0, "weight of the doubly stochastic penalty; recurrent decoders", min=0, max=1000
@@ -63,7 +63,7 @@ class RunCaption(derived("RunCaption", ImageRunSettings, Decoding)):
     """How to write captions."""
 
     alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
-    max_length: int = setting(MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
+    max_length: int = setting(_MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
     scores: bool = setting(False, "print the score of each caption")
     prefix: str = setting("", "how every caption begins")
 
@@ -162,9 +162,9 @@ class CaptionBatches:
         self.format, self.tokenizer = format, tokenizer
         self.longest = np.array([max(map(len, some)) for some in rows])
         # a mirror image of what is said to be on the left would make the caption a lie
-        self.sided = np.array([any(map(SIDES.search, some)) for some in texts])
+        self.sided = np.array([any(map(_SIDES.search, some)) for some in texts])
         self.size = min(settings.batch, len(train))
-        self.shuffled = Shuffled(len(train), POOL * self.size, settings.seed)
+        self.shuffled = Shuffled(len(train), _POOL * self.size, settings.seed)
         names = settings.augment.split("+")
         self.changes = dict(zip(names, augments(settings.augment), strict=False))
         assert format.size is not None
@@ -173,11 +173,11 @@ class CaptionBatches:
 
     def pick(self, n: int) -> np.ndarray:
         """Return the images of batch n, whose captions are about as long."""
-        pool, place = divmod(n, POOL)
+        pool, place = divmod(n, _POOL)
         some = self.shuffled[pool]
         some = some[np.argsort(self.longest[some], kind="stable")]
-        order = step_rng(self.settings.seed, pool, 11).permutation(POOL)
-        return some.reshape(POOL, -1)[order[place]]
+        order = step_rng(self.settings.seed, pool, 11).permutation(_POOL)
+        return some.reshape(_POOL, -1)[order[place]]
 
     def __getitem__(self, n: int) -> Batch:
         """Return batch n."""

@@ -54,8 +54,8 @@ from regard.tasks.vision.noise import (
 from regard.viewer.picture import Picture
 
 LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
-SIDE = 1024  # pixels to a side that are denoised at once
-NOISY = "the noisy images"
+_SIDE = 1024  # pixels to a side that are denoised at once
+_NOISY = "the noisy images"
 
 
 def _noisy(photos: Sequence[Photo], level: float, seed: int) -> list[Tensor]:
@@ -139,7 +139,7 @@ class DenoiseObjective(Objective):
             validate=validate,
             title=f"Takes noise of {low:g} to {high:g} (standard deviation, of 255) out of images",
             facts={"images": len(data["train"])},
-            baselines=lambda: {NOISY: _psnr_by_level(data["valid"], lambda noisy, sigma: noisy)},
+            baselines=lambda: {_NOISY: _psnr_by_level(data["valid"], lambda noisy, sigma: noisy)},
             dynamic=False,
         )
 
@@ -166,7 +166,7 @@ class Denoising(Predictor[Denoised]):
         return float(self.model.level(image[:, None].to(self.device)).mean())
 
     @torch.inference_mode()
-    def clean(self, image: Tensor, sigma: float | None = None, side: int = SIDE) -> Tensor:
+    def clean(self, image: Tensor, sigma: float | None = None, side: int = _SIDE) -> Tensor:
         """An image (c, h, w) from 0 to 1 without its noise of standard deviation sigma.
 
         A large one is denoised in crops that overlap by as much as the model sees.
@@ -301,7 +301,7 @@ class DenoiseJudge(Judge[Photos]):
             made = f"images:{len(photos)}|sigma:{level:g}|seed:{settings.seed}|noise not clipped"
             scores += image_scores(f"at {level:g}", images, clean, made + "|blind" * settings.blind)
             noisy = _noisy(photos, level, settings.seed)
-            scores += image_scores(f"at {level:g} of {NOISY}", noisy, clean, made)
+            scores += image_scores(f"at {level:g} of {_NOISY}", noisy, clean, made)
             ours, theirs = scores[-4:-2], scores[-2:]
             pairs = zip(ours, theirs, strict=True)
             baseline |= {key_of(model.name): noise.value for model, noise in pairs}
@@ -309,7 +309,7 @@ class DenoiseJudge(Judge[Photos]):
                 scores += filter_scores(settings, level, noisy, clean, made)
         count = len(photos) * len(settings.sigma)
         made_with = {"sigma": list(settings.sigma), "seed": settings.seed}
-        return ScoredPredictions(scores, count, {"baselines": {NOISY: baseline}}, made_with)
+        return ScoredPredictions(scores, count, {"baselines": {_NOISY: baseline}}, made_with)
 
     def compare(
         self, runner: Runner[Any], data: Photos, theirs: System, ours: Any, settings: Any

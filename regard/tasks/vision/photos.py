@@ -44,8 +44,8 @@ from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSet
 from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture
 
-FEW = 8  # pixels of the sides of an image by which its distance is measured
-SHOWN = 512  # pixels of the longer side of a photo that is looked at
+_FEW = 8  # pixels of the sides of an image by which its distance is measured
+_SHOWN = 512  # pixels of the longer side of a photo that is looked at
 ViTConfig, _ = family("vit")
 # short keys for fields of the model's config, where a family has them
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -215,7 +215,7 @@ class ImageCodec(MediaCodec):
             model.pool(model.features(self.format.normalise(some.to(device))))
             for some in pixels.split(256)
         ]
-        few = downsample(pixels.numpy(), FEW)
+        few = downsample(pixels.numpy(), _FEW)
         return np.concatenate([few, torch.cat(heads).float().cpu().numpy()], 1)
 
     def strangers(self, raws: Any, rng: np.random.Generator) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
     """Return what a model sees of an image (1, c, h, w), that as sharp as it is, and its name."""
     assert format.size is not None
     pixels = torch.tensor(format.read(image)).unsqueeze(0)
-    side = max(format.size, min(SHOWN, *upright(open_image(image)).size))
+    side = max(format.size, min(_SHOWN, *upright(open_image(image)).size))
     photo = replace(format, size=side).read(image).transpose(1, 2, 0)
     name = Path(image).name if isinstance(image, str | Path) else "image"
     return pixels, photo[..., 0] if photo.shape[2] == 1 else photo, name

@@ -32,10 +32,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "variational": {"augment": "none", "batch": 128},
 }
 # what any encoder can be trained by; others are named by the family
-ANY_ENCODER = {"contrastive": "simclr", "clip": "clip", "variational": "vae"}
+_ANY_ENCODER = {"contrastive": "simclr", "clip": "clip", "variational": "vae"}
 # the text encoder of CLIP: depth, width and heads
-TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
-VALID = 7  # the stream of random numbers for validation
+_TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
+_VALID = 7  # the stream of random numbers for validation
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LookPretrain(ImageLookSettings):
 def pretrainer_of(objective: str, name: str) -> str:
     """Return what is built around an encoder of a family to train it by an objective."""
     lookup("objective", objective, OBJECTIVES)
-    by = info(name).pretrainers.get(objective) or ANY_ENCODER.get(objective)
+    by = info(name).pretrainers.get(objective) or _ANY_ENCODER.get(objective)
     if by is None:
         known = [each for each in serving("pretrain") if objective in info(each).pretrainers]
         raise UsageError(
@@ -89,7 +89,7 @@ def pretrainer_config(by: str, encoder: Any, size: str) -> Any:
         parts = {"width": half, "ffn_width": 2 * half} if narrow else {}
         return replace(config, block=replace(encoder.block, dropout=0.0, **parts))
     if by == "clip":
-        depth, width, heads = TEXT_SIZES.get(size, TEXT_SIZES["big"])
+        depth, width, heads = _TEXT_SIZES.get(size, _TEXT_SIZES["big"])
         block = replace(config.text.block, width=width, heads=heads, ffn_width=4 * width)
         return replace(config, text=replace(config.text, depth=depth, block=block), width=width)
     return config
@@ -154,7 +154,7 @@ class PretrainBatches:
         total = 0.0
         parts = np.array_split(np.arange(len(self.valid)), -(-len(self.valid) // self.batch))
         for number, part in enumerate(parts):
-            rng = step_rng(self.settings.seed, number, VALID)
+            rng = step_rng(self.settings.seed, number, _VALID)
             total += float(model.loss(*self.make(self.valid, part, rng)))
         return total / len(self.valid)
 

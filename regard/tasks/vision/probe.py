@@ -17,11 +17,11 @@ from regard.tasks.runner import Runner
 from regard.tasks.vision.photos import ImageCodec, read_images
 
 CHUNK = 2048  # vectors that are compared with all others at once
-TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
-DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map to choose from
-FOLDS = 5  # one of so many parts is held out to choose by
+_TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
+_DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map to choose from
+_FOLDS = 5  # one of so many parts is held out to choose by
 STEPS = 100
-KNOWN, QUERIES = 5000, 1000  # images by which neighbours are judged while training
+_KNOWN, _QUERIES = 5000, 1000  # images by which neighbours are judged while training
 
 
 def pooled(model: ImageEncoder, images: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def by_neighbours(known: Known, queries: Tensor, neighbours: int = 20) -> Tensor
     rows = []
     for some in queries.split(CHUNK):
         near = (some @ keys.mT).topk(min(neighbours, len(keys)))
-        weights = ((near.values - near.values[:, :1]) / TEMPERATURE).exp()
+        weights = ((near.values - near.values[:, :1]) / _TEMPERATURE).exp()
         probs = (weights[..., None] * votes[near.indices]).sum(1)
         rows.append(probs / probs.sum(-1, keepdim=True))
     return torch.cat(rows)
@@ -62,9 +62,9 @@ def by_neighbours(known: Known, queries: Tensor, neighbours: int = 20) -> Tensor
 def neighbour_accuracy(encoder: ImageEncoder, data: ImageData, format: ImageFormat) -> float:
     """Return the accuracy of the labels that nearest neighbours of train vote for, in percent."""
     train, valid = data.parts["train"], data.parts["valid"]
-    every = max(1, len(train) // KNOWN)
-    known = train.pick(np.arange(0, len(train), every)[:KNOWN])
-    some = valid.pick(np.arange(min(QUERIES, len(valid))))
+    every = max(1, len(train) // _KNOWN)
+    known = train.pick(np.arange(0, len(train), every)[:_KNOWN])
+    some = valid.pick(np.arange(min(_QUERIES, len(valid))))
     theirs, ours = (vectors(encoder, part, format) for part in (known, some))
     probs = by_neighbours(Known(theirs, known.labels, len(data.classes)), ours)
     return 100 * float((probs.argmax(1) == some.labels).float().mean())
@@ -98,8 +98,8 @@ def fit_best_linear(known: Known) -> tuple[Callable[[Tensor], Tensor], float]:
     order = known.labels.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
-    held_out = place % FOLDS == FOLDS - 1
-    decay = DECAYS[-2]
+    held_out = place % _FOLDS == _FOLDS - 1
+    decay = _DECAYS[-2]
     if held_out.any():
         some = Known(known.vectors[~held_out], known.labels[~held_out], known.classes)
         queries, targets = known.vectors[held_out], known.labels[held_out]
@@ -109,7 +109,7 @@ def fit_best_linear(known: Known) -> tuple[Callable[[Tensor], Tensor], float]:
                 F.nll_loss(fit_linear(some, decay)(queries).clamp_min(1e-9).log(), targets)
             )
 
-        decay = min(DECAYS, key=loss)
+        decay = min(_DECAYS, key=loss)
     return fit_linear(known, decay), decay
 
 
