@@ -160,7 +160,7 @@ def main(verbs: list[str]) -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as place:
         os.environ["REGARD_CACHE"] = f"{place}/cache"
-        os.environ["REGARD_NATIVE"] = "0"  # compiling is killed in tests/test_kills.py
+        os.environ["REGARD_NATIVE"] = "0"  # compiling is killed in tests/files/test_kills.py
         make_home(Path(place))
         for verb in verbs or VERBS:
             home = Path(place) / verb

@@ -24,8 +24,8 @@ import regard
 from regard.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-made: Any = importlib.import_module("test_seq2seq")
+sys.path.insert(0, str(ROOT))
+made: Any = importlib.import_module("tests.models.test_seq2seq")
 
 TEXTS = ["The red dog ran.", "A cat", "saw the old green tree far", "a big small house!"]
 KINDS = ["bart", "bart scaled", "t5", "t5 1.1", "t5 gated silu", "mt5", "mt5, tied, relu"]

@@ -38,7 +38,9 @@ def clocks_in(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted({*TESTS.glob("*.py")} - {Path(__file__)}), ids=lambda path: path.name
+    "path",
+    sorted({*TESTS.rglob("*.py")} - {Path(__file__)}),
+    ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_measures_time(path):
     """How long something takes is the machine's; `steps.count_steps` counts what a call does."""

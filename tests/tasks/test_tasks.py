@@ -1,0 +1,402 @@
+"""Every task answers the same questions: it trains, resumes, runs, is judged and looked at."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import regard
+from regard.cli import main
+from regard.errors import UsageError
+from regard.settings import describe
+from regard.tasks import TASKS, task
+from regard.tasks.prepare import Training
+from regard.tasks.runner import Runner
+from tests.tones import sound_folders, spoken, write_tones
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+kills = importlib.import_module("kills")
+WORDS = "the a red green blue dog cat bird tree runs sleeps sees sits under near".split()  # noqa: SIM905
+COLOURS = {"red": (220, 40, 40), "blue": (40, 60, 220)}
+
+
+def sentence(n: int) -> str:
+    return " ".join(WORDS[(n * k + k) % len(WORDS)] for k in (1, 3, 5, 7))
+
+
+def pairs(folder: Path) -> Path:
+    rows = [f"{sentence(n)}\t{' '.join(reversed(sentence(n).split()))}\n" for n in range(90)]
+    (folder / "pairs.tsv").write_text("".join(dict.fromkeys(rows)))
+    return folder / "pairs.tsv"
+
+
+def labelled(folder: Path) -> Path:
+    rows = [f"{sentence(n)} {n}\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(80)]
+    (folder / "texts.tsv").write_text("".join(rows))
+    return folder / "texts.tsv"
+
+
+def tagged(folder: Path) -> Path:
+    rows = [{"words": f"{sentence(n)} {n}".split()} for n in range(60)]
+    for row in rows:
+        row["tags"] = ["NUM" if word.isdigit() else "WORD" for word in row["words"]]
+    (folder / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "tags.jsonl"
+
+
+def book(folder: Path) -> Path:
+    (folder / "book.txt").write_text(". ".join(sentence(n) for n in range(400)))
+    return folder / "book.txt"
+
+
+def documents(folder: Path) -> Path:
+    rows = [{"text": ". ".join(sentence(k) for k in range(n, n + 1 + n % 5))} for n in range(120)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "texts.jsonl"
+
+
+def picture(n: int, colour: str) -> Image.Image:
+    rng = np.random.default_rng(n)
+    noise = rng.integers(-20, 20, (16, 16, 3))
+    return Image.fromarray(np.clip(np.array(COLOURS[colour]) + noise, 0, 255).astype(np.uint8))
+
+
+def photos(folder: Path) -> Path:
+    for n in range(48):
+        colour = list(COLOURS)[n % 2]
+        home = folder / "photos" / colour
+        home.mkdir(parents=True, exist_ok=True)
+        picture(n, colour).save(home / f"{n}.png")
+    return folder / "photos"
+
+
+def captioned(folder: Path) -> Path:
+    home, rows = photos(folder), []
+    for path in sorted(home.rglob("*.png")):
+        rows += [f"{path.relative_to(folder)}\ta {path.parent.name} square\n"]
+    (folder / "captions.tsv").write_text("".join(rows))
+    return folder / "captions.tsv"
+
+
+def loose(folder: Path) -> Path:
+    home = photos(folder)
+    for path in list(home.rglob("*.png")):
+        path.rename(home / path.name)
+    for colour in COLOURS:
+        shutil.rmtree(home / colour)
+    return home
+
+
+def waves(folder: Path) -> Path:
+    rng, rows = np.random.default_rng(0), []
+    for n in range(40):
+        wave = np.sin((1 + n % 2) * np.arange(12)) + rng.normal(0, 0.1, 12)
+        rows.append(",".join([("slow", "fast")[n % 2], *(f"{x:.4f}" for x in wave)]) + "\n")
+    (folder / "waves.csv").write_text("".join(rows))
+    return folder / "waves.csv"
+
+
+def wave(folder: Path) -> str:
+    (folder / "asked.csv").write_text("slow," + ",".join(map(str, np.sin(np.arange(12)))) + "\n")
+    return str(folder / "asked.csv")
+
+
+def photo(folder: Path) -> str:
+    picture(999, "red").save(folder / "asked.png")
+    return str(folder / "asked.png")
+
+
+def sound(folder: Path) -> str:
+    return str(write_tones(folder / "asked.wav", "AB C"))
+
+
+SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 32}
+SEEN = {**SMALL, "image": 16, "patch": 4, "batch": 8}
+HEARD = {**SMALL, "kernel": 7, "rate": 4000, "mels": 20, "batch_seconds": 4, "model.channels": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a task is asked: its data, small settings, and an input."""
+
+    data: Callable[[Path], Path]
+    settings: dict[str, Any] = field(default_factory=dict)
+    asks: Callable[[Path], str] = lambda folder: "the red dog"
+    train: str = ""  # the task that trains it, if not itself
+    judged: dict[str, Any] = field(default_factory=lambda: {"part": "valid"})
+    exports: bool = True
+    # what else of a training is random or kept between steps, so that resuming is hardest
+    resumed: dict[str, Any] = field(default_factory=dict)
+
+
+FEATURES = {"feature_rows": 64, "feature_dropout": 0.2, "bpe_dropout": 0.3, "word_dropout": 0.2}
+FEATURES |= {"dropout": 0.1, "ema": 0.9}
+AUGMENTED = {"augment": "flip+crop+trivial", "erase": 0.3, "mixup": 0.2, "cutmix": 1.0}
+AUGMENTED |= {"drop_path": 0.2, "dropout": 0.1, "layer_decay": 0.8, "accumulate": 2, "share": 0.9}
+
+CASES = {
+    "translate": Case(pairs, {**SMALL, "pieces": 300, "vocabularies": "joint"}),
+    "prefix": Case(pairs, {**SMALL, "pieces": 300}, exports=False),
+    "text": Case(pairs, {**SMALL, "pieces": 300}),
+    "language": Case(documents, {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64}),
+    "fill": Case(
+        book,
+        {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64, "objective": "masked"},
+        lambda folder: "the [MASK] dog",
+        train="language",
+    ),
+    "classify": Case(
+        labelled,
+        {**SMALL, "pieces": 300},
+        resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0},
+    ),
+    "tag": Case(
+        tagged,
+        {**SMALL, "pieces": 300},
+        resumed={**FEATURES, "features": "affixes", "max_length": 12, "join": "mean"},
+    ),
+    "images": Case(photos, SEEN, photo, resumed=AUGMENTED),
+    "pretrain": Case(photos, SEEN, photo),
+    "caption": Case(
+        captioned,
+        {**SEEN, "pieces": 300, "valid_images": 4},
+        photo,
+        exports=False,
+        resumed={"decoder": "recurrent", "normalise": "sample", "dropout": 0.1},
+    ),
+    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
+    "transcribe": Case(
+        spoken, {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
+    ),
+    "sounds": Case(sound_folders, HEARD, sound, exports=False),
+    "denoise": Case(loose, {**SMALL, "depth": 2, "image": 16, "batch": 4}, photo, exports=False),
+}
+# it has no training: any encoder of texts runs as it
+ONLY_RUNS = {"embed"}
+
+
+def test_every_task_is_asked():
+    assert set(CASES) | ONLY_RUNS == set(TASKS)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def case(request, home) -> tuple[str, Case, Path, list[str]]:
+    """Return a task, how it is asked, its data, and the words that train it."""
+    name, case = request.param, CASES[request.param]
+    folder = home / name
+    folder.mkdir()
+    data = case.data(folder)
+    settings = {"steps": 4, "valid_every": 2, "seed": 3, **case.settings}
+    words = ["train", case.train or name, f"data={data}", "valid=0.2"]
+    return name, case, data, [*words, *(f"{key}={value}" for key, value in settings.items())]
+
+
+@pytest.fixture(scope="module")
+def run(case, home) -> Path:
+    name, _, _, words = case
+    assert main([*words, f"out={home / name / 'run'}", "--quiet"]) == 0
+    return home / name / "run"
+
+
+def test_it_trains_into_a_folder_that_says_what_it_is(case, run):
+    name = case[0]
+    config = json.loads((run / "config.json").read_text())
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert config["task"] == name and recipe["steps"] == 4 and recipe["settings"]["seed"] == 3
+    assert {"model.safetensors", "README.md", "SHA256SUMS", "best"} <= {
+        p.name for p in run.iterdir()
+    }
+    loaded = regard.load(run)
+    assert isinstance(loaded, Runner) and loaded.name == name and name in repr(loaded)
+
+
+def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
+    name, asked, _, words = case
+    batch, whole, out = Training.batch, run, home / name / "again"
+    words = [*words, "--quiet"]
+    if asked.resumed:
+        harder = {**asked.resumed, **({"teacher": run} if name == "images" else {})}
+        words += [f"{key}={value}" for key, value in harder.items()]
+        whole = home / name / "whole"
+        assert main([*words, f"out={whole}"]) == 0
+
+    def stopping(self, n):
+        if n == 3 * asked.resumed.get("accumulate", 1):
+            raise KeyboardInterrupt
+        return batch(self, n)
+
+    monkeypatch.setattr(Training, "batch", stopping)
+    assert main([*words, f"out={out}"]) == 130
+    monkeypatch.undo()
+    assert (out / "last").read_text().strip() in ("step-2", "step-3")
+    assert main([*words, f"out={out}"]) == 0
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in (whole, out))
+    assert one == two
+    assert main([*words, f"out={out}", "lr=0.5"]) == 2  # another training
+
+
+def test_it_is_killed_and_goes_on(case, run, home):
+    name, _, _, words = case
+    out = home / name / "killed"
+    again = [*words, f"out={out}", "--quiet", "save_every=0"]
+    for nth in (3, 25):  # while it begins, and while it saves
+        assert kills.killed(lambda: main(again), nth) is None
+    assert main(again) == 0
+    assert not kills.leftovers(out)
+    one, two = ((folder / "model.safetensors").read_bytes() for folder in (run, out))
+    assert one == two
+
+
+def test_it_runs_lines_and_json(case, run, capsys):
+    name, asked, data, _ = case
+    given = asked.asks(data.parent)
+    assert main(["run", str(run), given]) == 0
+    printed = capsys.readouterr().out
+    model = regard.load(run)
+    answer = model.run(given)
+    assert printed == "".join(f"{line}\n" for line in answer.lines(model.check({})))
+    assert main(["run", str(run), "--json", given]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row[model.inputs.key] == given and len(row) > 1
+    (again,) = model.run([given])
+    assert str(again) == str(answer)
+    assert model.run([]) == []
+
+
+def test_it_is_judged_alone_and_against_itself(case, run, capsys):
+    name, asked, data, _ = case
+    words = [f"data={data}", *(f"{key}={value}" for key, value in asked.judged.items())]
+    if name == "pretrain":
+        words.append("probe=knn")
+    assert main(["eval", str(run), *words, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["scores"] and all(np.isfinite(score["value"]) for score in alone["scores"])
+    assert {"data", "part", "data_hash", "commit", "threads"} <= set(alone["made_with"])
+    assert main(["eval", str(run), *words, f"against={run}", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    if both["comparison"]:  # nothing differs from itself
+        assert all(row["ours"] == row["theirs"] for row in both["comparison"])
+    else:
+        assert len(both["scores"]) == 2 * len(alone["scores"])
+    assert (run / "scores.jsonl").read_text().count("\n") == 2
+
+
+def test_it_is_looked_at(case, run, home):
+    name, asked, data, _ = case
+    for suffix in ("html", "png"):
+        page = home / name / f"look.{suffix}"
+        assert main(["look", str(run), asked.asks(data.parent), f"out={page}"]) == 0
+        assert page.stat().st_size > 1000
+
+
+def test_its_answer_has_causes_or_no_probability(case, run, home, capsys):
+    name, asked, data, _ = case
+    given = asked.asks(data.parent)
+    words = ["look", str(run), given, f"out={home / name / 'causes.png'}", "--json"]
+    code = main([*words, "cause=tokens"])
+    told = capsys.readouterr()
+    if name in ("pretrain", "denoise"):
+        assert code == 2 and ("no probability" in told.err or "unknown key 'cause'" in told.err)
+        return
+    if code == 2:  # trained for a moment, it may have written nothing at all
+        assert "nothing" in told.err
+        return
+    (found,) = json.loads(told.out)["findings"]
+    assert len(found["effects"]) == len(found["tokens"]) and found["logprob"] < 0
+    assert all(len(map) == len(found["tokens"]) for map in found["attention"].values())
+    assert main([*words, "lens=true"]) == 0
+    (lens,) = json.loads(capsys.readouterr().out)["findings"]
+    assert abs(lens["answer_logprobs"][-1] - found["logprob"]) < 1e-3
+    assert main(["look", str(run), given, given, words[3], "patch=true", "--json"]) == 0
+    (patched,) = json.loads(capsys.readouterr().out)["findings"]
+    assert np.abs(patched["effects"]).max() < 1e-3  # with its own
+
+
+def test_watching_changes_nothing(case, run):
+    asked, data = case[1], case[2]
+    given = asked.asks(data.parent)
+    model = regard.load(run)
+    plain = str(model.run(given))
+    with regard.watch(model) as maps:
+        assert str(model.run(given)) == plain
+    assert len(maps.names()) > 0
+
+
+def test_it_is_exported_or_refused_by_name(case, run, home, capsys):
+    name, asked, data, _ = case
+    out = home / name / "exported"
+    code = main(["export", str(run), "format=huggingface", f"out={out}"])
+    if code == 0:
+        given = asked.asks(data.parent)
+        assert str(regard.load(out).run(given)) == str(regard.load(run).run(given))
+    else:
+        error = capsys.readouterr().err
+        assert code == 2 and error.count("\n") == 1 and not out.exists()
+    assert (code == 0) == asked.exports or name in (
+        "images",
+        "pretrain",
+        "text",
+        "language",
+        "fill",
+    )
+
+
+def test_mistakes_cost_one_line_and_leave_nothing(case, run, home, capsys):
+    name, asked, data, words = case
+    out = home / name / "nothing"
+    wrong: list[list[str]] = [
+        [*words, f"out={out}", "stepz=3"],
+        [*words, f"out={out}", "lr=fast"],
+        [*(word for word in words if not word.startswith("data=")), f"out={out}"],
+        [*words[:2], "data=nowhere.tsv", f"out={out}"],
+        ["run", str(run), "x", "beem=3"],
+        ["eval", str(run)],
+        ["eval", str(run), "data=nowhere.tsv"],
+        ["eval", str(run), f"data={data}", "part=tset"],
+        ["look", str(run)],
+        ["look", str(run), asked.asks(data.parent), "candidates=many"],
+    ]
+    for line in wrong:
+        capsys.readouterr()
+        assert main(line) == 2, line
+        error = capsys.readouterr().err
+        assert error.startswith("regard: ") and error.count("\n") == 1, (line, error)
+        assert not out.exists(), line
+    assert not (home / name / "nothing").exists()
+
+
+def test_help_of_every_verb_lists_its_keys(case, run, capsys):
+    name = case[0]
+    for verb, key in (("run", "threads"), ("eval", "part"), ("look", "layers")):
+        if name == "denoise" and verb == "look":
+            key = "piece"
+        assert main([verb, str(run), "--help"]) == 0
+        assert f"  {key} " in capsys.readouterr().out, verb
+
+
+@pytest.mark.parametrize("name", [n for n in TASKS if task(n).target is not None])
+def test_a_wrong_part_is_refused_before_data_are_read_and_leaves_nothing(name: str, tmp_path: Path):
+    kind, asked = task(name), 0
+    keys = {*kind.short, *(row.key for row in describe(kind.Train))}
+    for key in ("norm", "position", "order", "feed_forward"):
+        if key not in keys:
+            continue
+        asked += 1
+        with pytest.raises(UsageError, match=f"{key}.*fo"):
+            given = {"data": str(tmp_path / "nothing"), "out": str(tmp_path / "run"), key: "fo"}
+            regard.train(name, **given)
+        assert not (tmp_path / "run").exists()
+    assert asked or name == "pretrain"
