@@ -200,13 +200,14 @@ INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const fl
   }
 }
 
-/* m rows x (m, in), or rounded ones, times panels `from` to `to` into y (m, columns of these panels) */
-static void multiply(long m, const float *x, const Rounded *rounded, const Matrix *w, long from, long to,
-                     float *y, long y_step, int how, long act) {
+/* m rows x (m, in), or rounded ones, times panels `from` to `to` into y, rows of which are y_step apart
+ * and have so many columns from here on */
+static inline void multiply(long m, const float *x, const Rounded *rounded, const Matrix *w, long from, long to,
+                     float *y, long y_step, long columns, int how, long act) {
   long blocks = (m + TALL - 1) / TALL, x_step = w->bytes ? quads(w->in) * QUAD : w->in;
   for (long p = from; p < to; p++) {
     const float *panel = w->packed + p * w->in * PANEL, *bias = w->bias + p * PANEL;
-    long room = y_step - (p - from) * PANEL, row = 0;
+    long room = columns - (p - from) * PANEL, row = 0;
     for (long b = 0; b < blocks; b++) { /* of about as many rows */
       int some = (int)(m / blocks + (b < m % blocks));
       const float *in = x + row * x_step, *scale = rounded->scale + row;
@@ -232,8 +233,8 @@ static void multiply(long m, const float *x, const Rounded *rounded, const Matri
 }
 
 /* the whole product; `rounded` is room for rows in bytes */
-static void product(long m, const float *x, Rounded *rounded, const Matrix *w, float *y, int how, long act) {
+static inline void product(long m, const float *x, Rounded *rounded, const Matrix *w, float *y, int how, long act) {
   if (w->bytes) round_rows(m, x, w->in, rounded);
-  multiply(m, x, rounded, w, 0, w->panels, y, w->out, how, act);
+  multiply(m, x, rounded, w, 0, w->panels, y, w->out, w->out, how, act);
 }
 #endif

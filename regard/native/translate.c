@@ -2,36 +2,10 @@
  * runs all hypotheses of all its sentences as rows of one product; a finished sentence leaves, and a
  * waiting one joins at once. regard/decode/search.py says the same in Python and is the reference;
  * regard/layers/fast/engine.py calls this. */
-#include <stdint.h>
-
-#include "product.h"
-#include "threads.h"
+#include "block.h"
 
 enum { STRETCH = 16 * PANEL }; /* columns of the vocabulary that stay in the cache */
 enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
-
-typedef struct {
-  long width, heads, head_width, ffn_width, act, gated, centred, post; /* post: norms come after */
-  long readers, writers; /* blocks of the encoder and of the decoder */
-  long target_vocab, bytes; /* bytes: products are in int8 */
-  double eps, scale, source_scale, target_scale, head_scale;
-} Shape;
-
-/* norm and projections of a block; keys and values of a memory are a matrix of their own */
-typedef struct {
-  const float *norm_1, *shift_1, *norm_2, *shift_2, *norm_3, *shift_3;
-  Matrix qkv, out, gate, inner, outer, ask, memory, tell;
-} Block;
-
-typedef struct {
-  Shape shape;
-  Block *blocks; /* the encoder's, then the decoder's */
-  const float *reader_norm, *reader_shift, *writer_norm, *writer_shift; /* may be missing */
-  const float *source_norm, *source_shift, *target_norm, *target_shift; /* of embeddings, likewise */
-  const float *source, *target; /* tables of tokens */
-  long source_row, source_column, target_row, target_column;
-  Matrix head;
-} Engine;
 
 typedef struct {
   long sentences, beam, n_best, greedy, stopping, bos, eos, threads, rows, longest, reads, ends;
@@ -86,226 +60,15 @@ typedef struct {
 } Sentence;
 
 typedef struct {
-  const Engine *engine;
+  Desk desk;
   const Job *job;
   long *next; /* of the queue */
   int broken; /* a number is not finite, or memory is missing */
   long most, count, waiting, beam, kept; /* most: sentences at once; waiting: read, but not begun */
   Sentence *live, *next_ones;
-  float *x, *y, *wide, *logits, *top, *sum, *weights; /* scratch of all rows */
-  const float **keys, **values;
-  Rounded rounded;
+  float *logits, *top, *sum; /* of all rows */
   Way *ways, *found;
 } Worker;
-
-/* ---- packing */
-
-void regard_engine_free(Engine *e) {
-  if (!e) return;
-  for (long i = 0; e->blocks && i < e->shape.readers + e->shape.writers; i++) {
-    Block *b = e->blocks + i;
-    Matrix *all[] = {&b->qkv, &b->out, &b->gate, &b->inner, &b->outer, &b->ask, &b->memory, &b->tell};
-    for (long j = 0; j < 8; j++) release(all[j]);
-  }
-  free(e->blocks);
-  release(&e->head);
-  free(e);
-}
-
-/* Numbers come in the order of regard/layers/fast/engine.py: for each block norm, qkv, out, norm, gate, inner,
- * outer, and for the decoder's norm, cross qkv, cross out, each with its bias; both last norms; those of embeddings; tables */
-static int lay(const Engine *e, Matrix *m, const Numbers *w, const float *bias, long first, long out, float never) {
-  return pack(m, w, bias, first, out, never) && (!e->shape.bytes || pack_bytes(m));
-}
-
-Engine *regard_engine_new(const Shape *shape, const Numbers *from) {
-  Engine *e = calloc(1, sizeof(Engine));
-  if (!e) return 0;
-  e->shape = *shape;
-  long w = shape->width, f = shape->ffn_width, hd = shape->heads * shape->head_width, fine = 1;
-  e->blocks = calloc(shape->readers + shape->writers + 1, sizeof(Block));
-  if (!e->blocks) return regard_engine_free(e), (Engine *)0;
-  for (long i = 0; fine && i < shape->readers + shape->writers; i++) {
-    Block *b = e->blocks + i;
-    b->norm_1 = from[0].at, b->shift_1 = from[1].at, b->norm_2 = from[6].at, b->shift_2 = from[7].at;
-    fine = lay(e, &b->qkv, from + 2, from[3].at, 0, 3 * hd, 0) && lay(e, &b->out, from + 4, from[5].at, 0, w, 0);
-    if (shape->gated) fine = fine && lay(e, &b->gate, from + 8, from[9].at, 0, f, 0);
-    fine = fine && lay(e, &b->inner, from + 10, from[11].at, 0, f, 0);
-    fine = fine && lay(e, &b->outer, from + 12, from[13].at, 0, w, 0);
-    from += 14;
-    if (i < shape->readers) continue;
-    b->norm_3 = from[0].at, b->shift_3 = from[1].at;
-    fine = fine && lay(e, &b->ask, from + 2, from[3].at, 0, hd, 0);
-    fine = fine && lay(e, &b->memory, from + 2, from[3].at, hd, 2 * hd, 0);
-    fine = fine && lay(e, &b->tell, from + 4, from[5].at, 0, w, 0);
-    from += 6;
-  }
-  e->reader_norm = from[0].at, e->reader_shift = from[1].at;
-  e->writer_norm = from[2].at, e->writer_shift = from[3].at;
-  from += 4;
-  e->source_norm = from[0].at, e->source_shift = from[1].at;
-  e->target_norm = from[2].at, e->target_shift = from[3].at;
-  e->source = from[4].at, e->source_row = from[4].row_step, e->source_column = from[4].column_step;
-  e->target = from[5].at, e->target_row = from[5].row_step, e->target_column = from[5].column_step;
-  fine = fine && lay(e, &e->head, from + 6, from[7].at, 0, shape->target_vocab, -INFINITY);
-  if (!fine) return regard_engine_free(e), (Engine *)0;
-  return e;
-}
-
-/* Two sums of all numbers, one of them of the running sums: a change of any of them, or of two places,
- * changes these. Four parts are read at once, which is faster where memory is far. */
-void regard_checksum(const Numbers *from, long count, uint64_t *sums) {
-  enum { PARTS = 4, SIZE = 64 };
-  typedef uint64_t words __attribute__((vector_size(SIZE)));
-  words a[PARTS] = {{0}}, b[PARTS] = {{0}};
-  uint64_t one = 0, two = 0;
-  for (long i = 0; i < count; i++) {
-    const char *at = (const char *)from[i].at;
-    long size = at ? from[i].rows * from[i].columns * (long)sizeof(float) : 0, each = size / PARTS / SIZE * SIZE;
-    for (long n = 0; n < each; n += SIZE)
-#pragma GCC unroll 4
-      for (int part = 0; part < PARTS; part++) {
-        words w;
-        memcpy(&w, at + part * each + n, SIZE);
-        b[part] += a[part] += w;
-      }
-    for (long n = PARTS * each; n < size; n += 4) {
-      uint32_t w;
-      memcpy(&w, at + n, 4);
-      two += one += w;
-    }
-  }
-  for (int part = 0; part < PARTS; part++)
-    for (int i = 0; i < 8; i++) two += (one += a[part][i]) + b[part][i] * (uint64_t)(2 * (8 * part + i) + 1);
-  sums[0] = one;
-  sums[1] = two;
-}
-
-/* ---- attention */
-
-/* scores of LANES keys */
-INLINE vec score(const float *q, const float *const *keys, long at, long d) {
-  vec sums[LANES] = {{0}};
-  for (long c = 0; c < d; c += LANES) {
-    vec part = load_some(q + c, d - c);
-#pragma GCC unroll 16
-    for (int j = 0; j < LANES; j++) sums[j] += part * load_some(keys[j] + at + c, d - c);
-  }
-  return totals(sums);
-}
-
-/* y = n vectors of the weighted sum of values, times a share; the last of them may be a part of one */
-INLINE void mix(const int n, const float *weights, long count, const float *const *values, long at, long room,
-                float share, float *y) {
-  vec sums[4] = {{0}};
-  for (long j = 0; j < count; j++)
-#pragma GCC unroll 4
-    for (int i = 0; i < n; i++) sums[i] += weights[j] * load_some(values[j] + at + i * LANES, room - i * LANES);
-#pragma GCC unroll 4
-  for (int i = 0; i < n; i++) {
-    vec made = sums[i] * share;
-    memcpy(y + i * LANES, &made, (room - i * LANES < LANES ? room - i * LANES : LANES) * sizeof(float));
-  }
-}
-
-/* What a query sees of `count` keys by each head. After the last key its address is repeated up to a
- * multiple of LANES, and weights has as much room, and one number more, for each head. A bias is added
- * to scores, if there is one, of which heads are `span` apart. */
-static void attend(const Shape *s, const float *q, float *y, const float *const *keys,
-                   const float *const *values, long count, float *weights, const float *bias, long span) {
-  long d = s->head_width, padded = (count + LANES - 1) / LANES * LANES;
-  float *shares = weights + s->heads * padded;
-  for (long head = 0; head < s->heads; head++) {
-    float *w = weights + head * padded;
-    vec most = all(-INFINITY), sums = {0};
-    for (long j = 0; j < padded; j += LANES) {
-      const float *own = q + head * d, *const *some = keys + j;
-      vec made = d == 32 ? score(own, some, head * d, 32) : d == 64 ? score(own, some, head * d, 64) : score(own, some, head * d, d);
-      made *= (float)s->scale;
-      if (bias) made += load(bias + head * span + j);
-      made = pick_first(count - j, made, all(-INFINITY));
-      store(w + j, made);
-      most = larger(most, made);
-    }
-    float top = largest(most);
-    for (long j = 0; j < padded; j += LANES) {
-      vec part = exp_lanes(load(w + j) - top);
-      store(w + j, part);
-      sums += part;
-    }
-    shares[head] = 1.0f / total(sums);
-  }
-  for (long head = 0; head < s->heads; head++)
-    for (long c = 0; c < d; c += 4 * LANES) {
-      const float *w = weights + head * padded;
-      long room = d - c, at = head * d + c;
-      if (room >= 4 * LANES) mix(4, w, count, values, at, 4 * LANES, shares[head], y + at);
-      else if (room == 2 * LANES) mix(2, w, count, values, at, 2 * LANES, shares[head], y + at);
-      else if (room <= LANES) mix(1, w, count, values, at, room, shares[head], y + at);
-      else if (room <= 2 * LANES) mix(2, w, count, values, at, room, shares[head], y + at);
-      else if (room <= 3 * LANES) mix(3, w, count, values, at, room, shares[head], y + at);
-      else mix(4, w, count, values, at, room, shares[head], y + at);
-    }
-}
-
-/* repeat the last address up to a multiple of LANES */
-static void fill_up(const float **places, long count) {
-  for (long j = count; j % LANES; j++) places[j] = places[count - 1];
-}
-
-/* ---- one block after the other */
-
-/* norms of rows, which may be written where they were; sums are in one order on every processor */
-static void normalise(const Shape *s, const float *x, const float *weight, const float *shift, float *y, long rows) {
-  long w = s->width;
-  for (long i = 0; i < rows; i++, x += w, y += w) {
-    vec sums = {0}, squares = {0};
-    if (s->centred)
-      for (long c = 0; c < w; c += LANES) sums += load_some(x + c, w - c);
-    float mean = total(sums) / (float)w;
-    for (long c = 0; c < w; c += LANES) {
-      vec apart = pick_first(w - c, load_some(x + c, w - c) - mean, (vec){0});
-      squares += apart * apart;
-    }
-    float square = total(squares); /* what is too large to be squared must not become nothing */
-    float by = square < INFINITY ? 1.0f / sqrtf(square / (float)w + (float)s->eps) : NAN;
-    for (long c = 0; c < w; c += LANES) {
-      vec made = (load_some(x + c, w - c) - mean) * by * load_some(weight + c, w - c);
-      if (shift) made += load_some(shift + c, w - c);
-      memcpy(y + c, &made, (w - c < LANES ? w - c : LANES) * sizeof(float));
-    }
-  }
-}
-
-/* what a sublayer reads, which is the norm of x unless norms come after */
-static const float *enter(const Worker *k, const float *weight, const float *shift, long rows) {
-  if (k->engine->shape.post) return k->x;
-  normalise(&k->engine->shape, k->x, weight, shift, k->y, rows);
-  return k->y;
-}
-
-/* add what a sublayer made, y times a matrix, to x */
-static void add(Worker *k, const float *y, const Matrix *by, const float *weight, const float *shift, long rows) {
-  product(rows, y, &k->rounded, by, k->x, ADD, 0);
-  if (k->engine->shape.post) normalise(&k->engine->shape, k->x, weight, shift, k->x, rows);
-}
-
-/* the last norm of a stack, if it has one, from x to y */
-static void finish_stack(const Worker *k, const float *weight, const float *shift, long rows) {
-  if (weight) normalise(&k->engine->shape, k->x, weight, shift, k->y, rows);
-  else memcpy(k->y, k->x, rows * k->engine->shape.width * sizeof(float));
-}
-
-static void feed_forward(Worker *k, const Block *b, long rows) {
-  const Shape *s = &k->engine->shape;
-  const float *in = enter(k, b->norm_2, b->shift_2, rows);
-  if (s->gated) {
-    product(rows, in, &k->rounded, &b->gate, k->wide, ACTIVATE, s->act);
-    product(rows, in, &k->rounded, &b->inner, k->wide, TIMES, 0);
-  } else
-    product(rows, in, &k->rounded, &b->inner, k->wide, ACTIVATE, s->act);
-  add(k, k->wide, &b->outer, b->norm_2, b->shift_2, rows);
-}
 
 static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
                   long width, float *x) {
@@ -314,83 +77,86 @@ static void embed(const float *table, long row, long column, const float *at, do
 
 /* read sentences into their memory, all of their tokens as rows */
 static void encode(Worker *k, Group *group, const Sentence *some, long count) {
-  const Engine *e = k->engine;
+  const Engine *e = k->desk.engine;
   const Shape *s = &e->shape;
-  long w = s->width, hd = s->heads * s->head_width, rows = 0;
+  long w = s->width, d = s->head_width, hd = s->heads * d, rows = 0;
   for (long i = 0; i < count; i++)
     for (long j = 0; j < some[i].length; j++, rows++)
       embed(e->source, e->source_row, e->source_column, k->job->source_at, s->source_scale,
-            k->job->ids[k->job->first[some[i].number] + j], j, w, k->x + rows * w);
-  if (e->source_norm) normalise(s, k->x, e->source_norm, e->source_shift, k->x, rows);
+            k->job->ids[k->job->first[some[i].number] + j], j, w, k->desk.x + rows * w);
+  if (e->source_norm) normalise(s, k->desk.x, e->source_norm, e->source_shift, k->desk.x, rows);
   const float *bias = k->job->source_bias;
   for (long n = 0; n < s->readers; n++) {
     const Block *b = e->blocks + n;
-    product(rows, enter(k, b->norm_1, b->shift_1, rows), &k->rounded, &b->qkv, k->wide, STORE, 0);
-    const float *own = k->wide;
+    project(&k->desk, rows, enter(&k->desk, b->norm_1, b->shift_1, rows), &b->qkv, k->desk.wide, STORE);
+    const float *own = k->desk.wide;
     for (long i = 0, row = 0; i < count; own += some[i].length * 3 * hd, i++) {
-      const float **keys = k->keys, **values = k->values;
+      const float **keys = k->desk.keys, **values = k->desk.values;
       for (long j = 0; j < some[i].length; j++) keys[j] = own + j * 3 * hd + hd, values[j] = keys[j] + hd;
       fill_up(keys, some[i].length);
       for (long j = 0; j < some[i].length; j++, row++)
-        attend(s, own + j * 3 * hd, k->y + row * hd, keys, values, some[i].length, k->weights,
-               bias ? bias + k->job->reads - 1 - j : 0, k->job->source_span);
+        attend(s, 0, s->heads, own + j * 3 * hd, k->desk.y + row * hd,
+               &(Sight){keys, values, some[i].length, d, d, bias ? bias + k->job->reads - 1 - j : 0, k->job->source_span},
+               k->desk.weights);
     }
-    add(k, k->y, &b->out, b->norm_1, b->shift_1, rows);
-    feed_forward(k, b, rows);
+    add(&k->desk, k->desk.y, &b->out, b->norm_1, b->shift_1, rows);
+    feed_forward(&k->desk, b, rows);
   }
-  finish_stack(k, e->reader_norm, e->reader_shift, rows);
+  finish_stack(&k->desk, e->reader_norm, e->reader_shift, rows);
   for (long n = 0; n < s->writers; n++)
-    product(rows, k->y, &k->rounded, &e->blocks[s->readers + n].memory, group->memory + n * rows * 2 * hd, STORE, 0);
+    project(&k->desk, rows, k->desk.y, &e->blocks[s->readers + n].memory, group->memory + n * rows * 2 * hd, STORE);
 }
 
 /* the next token of every hypothesis through the decoder, into normalised vectors y */
 static long decode(Worker *k) {
-  const Engine *e = k->engine;
+  const Engine *e = k->desk.engine;
   const Shape *s = &e->shape;
-  long w = s->width, hd = s->heads * s->head_width, rows = 0;
+  long w = s->width, d = s->head_width, hd = s->heads * d, rows = 0;
   for (long i = 0; i < k->count; i++)
     for (long h = 0; h < k->live[i].live; h++, rows++) {
       Sentence *one = k->live + i;
       int token = one->step ? one->written[h * one->limit + one->step - 1] : (int)k->job->bos;
       embed(e->target, e->target_row, e->target_column, k->job->target_at, s->target_scale, token,
-            one->step, w, k->x + rows * w);
+            one->step, w, k->desk.x + rows * w);
     }
-  if (e->target_norm) normalise(s, k->x, e->target_norm, e->target_shift, k->x, rows);
+  if (e->target_norm) normalise(s, k->desk.x, e->target_norm, e->target_shift, k->desk.x, rows);
   const float *bias = k->job->target_bias;
   for (long n = 0; n < s->writers; n++) {
     const Block *b = e->blocks + s->readers + n;
-    product(rows, enter(k, b->norm_1, b->shift_1, rows), &k->rounded, &b->qkv, k->wide, STORE, 0);
+    project(&k->desk, rows, enter(&k->desk, b->norm_1, b->shift_1, rows), &b->qkv, k->desk.wide, STORE);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
       float *cache = one->cache + n * one->limit * k->beam * 2 * hd;
-      const float **keys = k->keys, **values = k->values;
+      const float **keys = k->desk.keys, **values = k->desk.values;
       for (long h = 0; h < one->live; h++, row++) {
-        const float *own = k->wide + row * 3 * hd;
+        const float *own = k->desk.wide + row * 3 * hd;
         memcpy(cache + (one->step * k->beam + h) * 2 * hd, own + hd, 2 * hd * sizeof(float));
         for (long j = 0; j < one->step; j++)
           keys[j] = cache + (j * k->beam + one->path[h * one->limit + j]) * 2 * hd, values[j] = keys[j] + hd;
         keys[one->step] = own + hd, values[one->step] = own + 2 * hd;
         fill_up(keys, one->step + 1);
-        attend(s, own, k->y + row * hd, keys, values, one->step + 1, k->weights,
-               bias ? bias + k->job->longest - 1 - one->step : 0, k->job->target_span);
+        const float *by = bias ? bias + k->job->longest - 1 - one->step : 0;
+        attend(s, 0, s->heads, own, k->desk.y + row * hd,
+               &(Sight){keys, values, one->step + 1, d, d, by, k->job->target_span}, k->desk.weights);
       }
     }
-    add(k, k->y, &b->out, b->norm_1, b->shift_1, rows);
-    product(rows, enter(k, b->norm_3, b->shift_3, rows), &k->rounded, &b->ask, k->wide, STORE, 0);
+    add(&k->desk, k->desk.y, &b->out, b->norm_1, b->shift_1, rows);
+    project(&k->desk, rows, enter(&k->desk, b->norm_3, b->shift_3, rows), &b->ask, k->desk.wide, STORE);
     for (long i = 0, row = 0; i < k->count; i++) {
       Sentence *one = k->live + i;
-      const float *memory = one->memory + n * one->group->rows * 2 * hd, **keys = k->keys, **values = k->values;
+      const float *memory = one->memory + n * one->group->rows * 2 * hd, **keys = k->desk.keys, **values = k->desk.values;
       for (long j = 0; j < one->length; j++) keys[j] = memory + j * 2 * hd, values[j] = keys[j] + hd;
       fill_up(keys, one->length);
       for (long h = 0; h < one->live; h++, row++)
-        attend(s, k->wide + row * hd, k->y + row * hd, keys, values, one->length, k->weights, 0, 0);
+        attend(s, 0, s->heads, k->desk.wide + row * hd, k->desk.y + row * hd, &(Sight){keys, values, one->length, d, d},
+               k->desk.weights);
     }
-    add(k, k->y, &b->tell, b->norm_3, b->shift_3, rows);
-    feed_forward(k, b, rows);
+    add(&k->desk, k->desk.y, &b->tell, b->norm_3, b->shift_3, rows);
+    feed_forward(&k->desk, b, rows);
   }
-  finish_stack(k, e->writer_norm, e->writer_shift, rows);
+  finish_stack(&k->desk, e->writer_norm, e->writer_shift, rows);
   if (s->head_scale != 1)
-    for (long c = 0; c < rows * w; c++) k->y[c] *= (float)s->head_scale;
+    for (long c = 0; c < rows * w; c++) k->desk.y[c] *= (float)s->head_scale;
   return rows;
 }
 
@@ -423,14 +189,14 @@ static void read_stretch(Worker *k, long row, const float *logits, long first, l
 }
 
 static void read_vocabulary(Worker *k, long rows) {
-  const Matrix *head = &k->engine->head;
+  const Matrix *head = &k->desk.engine->head;
   for (long i = 0; i < rows; i++) k->top[i] = -INFINITY, k->sum[i] = 0;
   for (long i = 0; i < rows * k->kept; i++) k->ways[i] = (Way){-INFINITY, 0, 0};
-  if (head->bytes) round_rows(rows, k->y, head->in, &k->rounded);
+  if (head->bytes) round_rows(rows, k->desk.y, head->in, &k->desk.rounded);
   for (long p = 0; p < head->panels; p += STRETCH / PANEL) {
     long last = p + STRETCH / PANEL < head->panels ? p + STRETCH / PANEL : head->panels;
     long count = (last - p) * PANEL, padded = (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
-    multiply(rows, k->y, &k->rounded, head, p, last, k->logits, STRETCH, STORE, 0);
+    multiply(rows, k->desk.y, &k->desk.rounded, head, p, last, k->logits, STRETCH, STRETCH, STORE, 0);
     for (long i = 0; i < rows; i++) {
       for (long c = count; c < padded; c++) k->logits[i * STRETCH + c] = -INFINITY;
       read_stretch(k, i, k->logits + i * STRETCH, p * PANEL, padded);
@@ -584,7 +350,7 @@ static void leave(Worker *k, Sentence *one, int keep) {
  * threads, the last ones are left for whoever is done first. */
 static int read_more(Worker *k) {
   const Job *job = k->job;
-  const Shape *s = &k->engine->shape;
+  const Shape *s = &k->desk.engine->shape;
   long first = __atomic_load_n(k->next, __ATOMIC_RELAXED), count, rows;
   do {
     long left = job->sentences - first, share = job->threads > 1 ? left / (2 * job->threads) : left;
@@ -613,7 +379,7 @@ static int read_more(Worker *k) {
 }
 
 static int join(Worker *k) {
-  const Shape *s = &k->engine->shape;
+  const Shape *s = &k->desk.engine->shape;
   while (k->count < k->most) {
     if (!k->waiting && !read_more(k)) return 0;
     if (!k->waiting) return 1;
@@ -631,21 +397,21 @@ static int join(Worker *k) {
 }
 
 static void work(Worker *k) {
-  const Shape *s = &k->engine->shape;
+  const Shape *s = &k->desk.engine->shape;
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
   long each = 2 * most + wide + STRETCH + 3;
   long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + LANES;
   float *scratch = aligned_alloc(64, ((rows * each + s->heads * (keys + LANES) + LANES) * 4 + 63) / 64 * 64);
-  k->keys = malloc(2 * keys * sizeof(float *));
-  k->rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
+  k->desk.keys = malloc(2 * keys * sizeof(float *));
+  k->desk.rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
   k->live = calloc(2 * k->most, sizeof(Sentence));
   k->ways = malloc((rows + 1) * k->kept * sizeof(Way));
-  k->broken = !scratch || !k->live || !k->ways || !k->keys || !k->rounded.bytes;
+  k->broken = !scratch || !k->live || !k->ways || !k->desk.keys || !k->desk.rounded.bytes;
   if (!k->broken) {
-    k->x = scratch, k->y = k->x + rows * most, k->wide = k->y + rows * most;
-    k->logits = k->wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
-    k->rounded.scale = k->sum + rows, k->weights = k->sum + 2 * rows, k->values = k->keys + keys, k->next_ones = k->live + k->most;
+    k->desk.x = scratch, k->desk.y = k->desk.x + rows * most, k->desk.wide = k->desk.y + rows * most;
+    k->logits = k->desk.wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
+    k->desk.rounded.scale = k->sum + rows, k->desk.weights = k->sum + 2 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->most;
     k->found = k->ways + rows * k->kept;
   }
   while (!k->broken) {
@@ -672,8 +438,8 @@ static void work(Worker *k) {
   free(scratch);
   free(k->live);
   free(k->ways);
-  free(k->keys);
-  free(k->rounded.bytes);
+  free(k->desk.keys);
+  free(k->desk.rounded.bytes);
 }
 
 typedef struct {
@@ -695,8 +461,9 @@ long regard_translate(const Engine *engine, const Job *job) {
   if (most > 1 && most * each > room) most = each < room ? (long)(room / each) : 1;
   Worker *workers = calloc(threads, sizeof(Worker));
   if (!workers) return 0;
+  Team alone = {1};
   for (long i = 0; i < threads; i++) {
-    workers[i] = (Worker){.engine = engine, .job = job, .next = &next, .beam = job->beam};
+    workers[i] = (Worker){.desk = {.engine = engine, .team = &alone}, .job = job, .next = &next, .beam = job->beam};
     workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
     workers[i].most = most;
   }
@@ -704,28 +471,4 @@ long regard_translate(const Engine *engine, const Job *job) {
   for (long i = 0; i < threads; i++) fine &= !workers[i].broken;
   free(workers);
   return fine;
-}
-
-/* 1 if this processor computes here what it should, in floats and in bytes */
-long regard_try(void) {
-  enum { ROWS = 13, IN = 40, OUT = 50 };
-  float x[ROWS * IN], w[OUT * IN], y[ROWS * OUT], scale[ROWS];
-  unsigned char bytes[ROWS * IN];
-  Rounded rounded = {bytes, scale};
-  Numbers from = {w, OUT, IN, IN, 1};
-  long fine = 1;
-  for (long i = 0; i < ROWS * IN; i++) x[i] = (float)(i * 7 % 11) - 5.0f;
-  for (long i = 0; i < OUT * IN; i++) w[i] = (float)(i * 5 % 13) - 6.0f;
-  for (int kind = 0; fine && kind < 2; kind++) {
-    Matrix m = {0};
-    fine = pack(&m, &from, 0, 0, OUT, 0) && (!kind || pack_bytes(&m));
-    if (fine) product(ROWS, x, &rounded, &m, y, STORE, 0);
-    for (long i = 0; fine && i < ROWS * OUT; i++) {
-      float sum = 0;
-      for (long k = 0; k < IN; k++) sum += x[i / OUT * IN + k] * w[i % OUT * IN + k];
-      fine = fabsf(sum - y[i]) <= (kind ? 10.0f : 0.0f);
-    }
-    release(&m);
-  }
-  return fine && fabsf(exp_lanes(all(1.0f))[3] - 2.7182818f) < 1e-5f;
 }

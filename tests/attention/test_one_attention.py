@@ -46,8 +46,8 @@ IN_C = {
     "decode.c:attend": "the C kernel for decoding",
     "decode.c:read_memory": "the same for cross-attention: what its stretches gave is joined",
     "decode.c:read_stretch": "the same for a stretch of the memory",
-    "translate.c:attend": "the engine's attention",
-    "translate.c:regard_try": "a trial of the exponential",
+    "block.h:attend_by": "the engine's attention",
+    "packed.c:regard_try": "a trial of the exponential",
     "translate.c:read_stretch": "the log-probabilities of tokens",
 }
 

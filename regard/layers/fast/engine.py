@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
 
 class _Shape(ctypes.Structure):
-    names = ["width", "heads", "head_width", "ffn_width", "act", "gated", "centred"]
+    names = ["width", "heads", "kv_heads", "head_width", "ffn_width", "act", "gated", "centred"]
     names += ["post", "readers", "writers", "target_vocab", "bytes"]
     _fields_ = [(name, ctypes.c_long) for name in names]
     fractions = ["eps", "scale", "source_scale", "target_scale", "head_scale"]
@@ -115,7 +115,7 @@ class Engine:
 
     def _pack(self) -> int | None:
         first, parts = cast(BlockWeights, self.blocks[0]), self.parts
-        shape = _Shape(*(first.width, first.heads, first.head_width, first.ffn_width, first.act))
+        shape = _Shape(*first[2:8])
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
         shape.post, shape.head_scale = first.order is PostNorm, parts.head_scale
         shape.readers, shape.writers = len(parts.encoder), len(parts.decoder)
