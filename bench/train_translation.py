@@ -37,7 +37,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from apart import machine  # noqa: E402
 
-from regard.data.batches import Batches  # noqa: E402
+from regard.data.batches import IndexBatches  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
 from regard.data.parallel import PairBatch, make_batch  # noqa: E402
 from regard.data.tokenize import SubwordTokenizer, train_tokenizer  # noqa: E402
@@ -66,7 +66,7 @@ class Data:
         self.tokenizer: SubwordTokenizer = train_tokenizer(texts[0] + texts[1], vocab=PIECES)
         self.rows = [self.tokenizer.encode_batch(side) for side in texts]
         lengths = [torch.tensor([len(row) + 1 for row in side]).numpy() for side in self.rows]
-        self.batches = Batches(lengths, BATCH_TOKENS, seed=1)
+        self.batches = IndexBatches(lengths, BATCH_TOKENS, seed=1)
 
     def batch(self, n: int, part: int = 0, parts: int = 1) -> PairBatch:
         """Return batch n, or every so manieth row of it."""

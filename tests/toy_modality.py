@@ -11,10 +11,10 @@ import torch
 
 from regard.data.parts import PartReader, load_parts, no_part
 from regard.data.series import SeriesData, SeriesFormat, SeriesSet
-from regard.data.series_files import Recording
+from regard.data.series_files import SeriesRecord
 from regard.data.split import RowSplitter, shares_and_files
 from regard.errors import UsageError
-from regard.modalities.base import Finding, Found, Modality, Survey, class_counts, spread
+from regard.modalities.base import Finding, FoundInputs, Modality, Survey, class_counts, spread
 from regard.tasks import series
 from regard.tasks.frame.media import saved_format
 from regard.tasks.labels.judge import LabelJudge
@@ -42,7 +42,7 @@ def read_clouds(path):
         if points.ndim != 2 or points.shape[1] != 2:
             raise UsageError(f"{where}: points {points.shape}; expected pairs of numbers")
         source = hashlib.sha256(points.tobytes()).hexdigest()
-        clouds.append(Recording(points, row.get("label", ""), where, source))
+        clouds.append(SeriesRecord(points, row.get("label", ""), where, source))
     return clouds
 
 
@@ -79,17 +79,17 @@ class Clouds(Modality):
         return isinstance(data, str | Path) and str(data).endswith(SUFFIX)
 
     def is_one(self, given):
-        return isinstance(given, Recording | str | Path | np.ndarray)
+        return isinstance(given, SeriesRecord | str | Path | np.ndarray)
 
     def found(self, path, format=None, columns=None):
-        return Found(((cloud, None) for cloud in read_clouds(path)), several=True)
+        return FoundInputs(((cloud, None) for cloud in read_clouds(path)), several=True)
 
     def check(self, given, settings=None, format=None):
-        if isinstance(given, Recording):
+        if isinstance(given, SeriesRecord):
             return given
         if isinstance(given, str | Path):
             return read_clouds(given)[0]
-        return Recording(np.asarray(given, np.float32), "", "the cloud", "")
+        return SeriesRecord(np.asarray(given, np.float32), "", "the cloud", "")
 
     def decode(self, given, format, notes=None):
         return format.take(given.values, given.where)

@@ -11,7 +11,7 @@ from regard.errors import UsageError
 _REMEMBERED = 4  # epochs whose plans are kept: a resumed run looks back at most one
 
 
-class Batches:
+class IndexBatches:
     """Batch n of example indices under a budget of padded tokens, a pure function of (seed, n)."""
 
     def __init__(

@@ -37,7 +37,7 @@ Render = Callable[[Sequence[Message]], list[str]]
 
 
 @dataclass(frozen=True)
-class Template:
+class ChatTemplate:
     """A way to write a conversation down, the text that ends an answer, and how one is written."""
 
     render: Render
@@ -83,10 +83,12 @@ def alpaca(messages: Sequence[Message]) -> list[str]:
 
 
 TEMPLATES = {
-    "plain": Template(plain, "\nUser:", lambda content: [f" {content}"]),
-    "chatml": Template(chatml, "<|im_end|>", lambda content: [content, SpecialToken("<|im_end|>")]),
-    "llama2": Template(llama2, "</s>", lambda content: [f" {content} ", SpecialToken("</s>")]),
-    "alpaca": Template(alpaca, "\n### Instruction:"),
+    "plain": ChatTemplate(plain, "\nUser:", lambda content: [f" {content}"]),
+    "chatml": ChatTemplate(
+        chatml, "<|im_end|>", lambda content: [content, SpecialToken("<|im_end|>")]
+    ),
+    "llama2": ChatTemplate(llama2, "</s>", lambda content: [f" {content} ", SpecialToken("</s>")]),
+    "alpaca": ChatTemplate(alpaca, "\n### Instruction:"),
 }
 
 

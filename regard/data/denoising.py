@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.data.batches import Batches
+from regard.data.batches import IndexBatches
 from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
 from regard.data.documents import Texts
 from regard.data.parallel import PairBatch, make_batch
@@ -112,10 +112,10 @@ class DenoisingBatches:
 
         return tokenised(rows, texts.sha, self.tokenizer.sha, part, self.longest, "mending")
 
-    def _plan(self, part: str, tokens: int, seed: int) -> Batches:
+    def _plan(self, part: str, tokens: int, seed: int) -> IndexBatches:
         lengths = self.stores[part].lengths(0)
         targets = self.corruption.target_lengths(lengths, *self.masked)
-        return Batches([lengths + 1, targets + 1], tokens, seed)
+        return IndexBatches([lengths + 1, targets + 1], tokens, seed)
 
     def _batch(self, part: str, rows: np.ndarray, n: int) -> PairBatch:
         ids, sentences = self.stores[part].columns

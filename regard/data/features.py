@@ -60,7 +60,7 @@ def _ngrams(words: Sequence[str], most: int) -> list[tuple[str, ...]]:
 
 
 # name -> the features of each word, as many of every one; "" is none
-FEATURES: dict[str, FeatureFunction] = {
+WORD_FEATURES: dict[str, FeatureFunction] = {
     "words": lambda words: [(f"word {word.lower()}",) for word in words],
     "affixes": affixes,
     "bigrams": lambda words: _ngrams(words, 1),
@@ -73,10 +73,10 @@ def feature_functions(names: str) -> list[FeatureFunction]:
     listed = [] if names == "none" else names.split("+")
     if len(set(listed)) != len(listed):
         raise UsageError(f"features={names[:60]} names some of them twice; keep one")
-    return [lookup("features", name, FEATURES) for name in listed]
+    return [lookup("features", name, WORD_FEATURES) for name in listed]
 
 
-class Features:
+class WordFeatures:
     """The features that are known by a number; any other is nothing, which is number 0.
 
     Words may be known by them alone: then a word has no pieces, and a rare one no name.
@@ -95,7 +95,7 @@ class Features:
     @classmethod
     def learn(
         cls, names: str, sentences: Iterable[Sequence[str]], most: int, alone: bool = False
-    ) -> "Features":
+    ) -> "WordFeatures":
         """Know so many of the features that are seen more than once, the most frequent ones."""
         counts: Counter[str] = Counter()
         functions = feature_functions(names)
@@ -107,7 +107,7 @@ class Features:
         return cls(names, sorted(often, key=lambda f: (-counts[f], f))[:most], alone)
 
     @classmethod
-    def load(cls, folder: Path) -> "Features":
+    def load(cls, folder: Path) -> "WordFeatures":
         """Read the features of a folder, or say what is wrong with the file."""
         path = folder / _FILE
         file = read_json(path)

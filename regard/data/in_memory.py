@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.parts import PARTS
-from regard.data.table import Row, name_labels
+from regard.data.table import TableRow, name_labels
 from regard.errors import UsageError
 from regard.files import cache_folder, make_folder, refuse, replacing, temporary_beside
 
@@ -163,9 +163,9 @@ class MemoryTable:
     def __init__(self, rows: Iterable[Mapping[str, Any]]):
         self.rows, self.notes = list(rows), []
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[TableRow]:
         for number, row in enumerate(self.rows, 1):
-            yield Row(number, {str(key): _plain(value) for key, value in row.items()})
+            yield TableRow(number, {str(key): _plain(value) for key, value in row.items()})
 
     def where(self, number: int) -> str:
         """Return which row it is."""

@@ -8,7 +8,7 @@ import torch
 from regard.data.documents import TokenisedTexts
 from regard.data.tokenize import SPACELESS
 from regard.data.tokenizer import Tokenizer, mask_id
-from regard.data.windows import Crops, Packed, TokenBatch, TokenBatches
+from regard.data.windows import Packed, TextCrops, TokenBatch, TokenBatches
 
 _SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
 _MASKED, _KEPT = 0.8, 0.1  # shares of the chosen tokens; the rest become random ones
@@ -80,7 +80,7 @@ class MaskedBatches(TokenBatches):
         self.masking, self.share, self.seed, self.device = masking, share, seed % 2**64, device
         column, rows = texts.columns[part], max(1, batch_tokens // context)
         self.windows = (
-            Crops(column.ids, rows, max(1, context - 2), seed)
+            TextCrops(column.ids, rows, max(1, context - 2), seed)
             if texts.running
             else Packed(column, rows, context, context, seed)
         )

@@ -151,7 +151,7 @@ class Media:
         look: Callable[[Any, str], Any],
         broken: str,
         most: int | None = None,
-    ) -> "Seen":
+    ) -> "MediaScan":
         """Hash files and look at their headers, or at those of so many, spread over all.
 
         A row says where a file is, and what of it is opened: its path, or its bytes.
@@ -178,7 +178,7 @@ class Media:
                     raise self.broken(message) from None
                 return str(mistake), None
 
-        found = Seen([], [], [], [])
+        found = MediaScan([], [], [], [])
         for i, (text, seen) in zip(chosen, in_threads(one, chosen), strict=True):
             if seen is None:
                 found.bad.append(text)
@@ -224,7 +224,7 @@ class MediaFiles:
         yield from in_threads(attempt, range(len(self)))
 
 
-class Seen(NamedTuple):
+class MediaScan(NamedTuple):
     """Which rows could be opened, the hash and header of each, and why the others could not."""
 
     rows: list[int]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from regard.data.batches import Batches, pad
+from regard.data.batches import IndexBatches, pad
 from regard.data.pairs import Corpus, Pair
 from regard.data.seeds import mix
 from regard.data.store import tokenised
@@ -101,7 +101,7 @@ class PairBatches:
         shas = [tokenizer.sha for tokenizer in tokenizers]
         self.store = tokenised(self._rows, "pairs", corpus.sha, *shas, longest)
         self.left_out = len(self.pairs) - len(self.store)
-        self.plan = Batches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
+        self.plan = IndexBatches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
         self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]
 
     def _rows(self) -> Iterator[tuple[list[int], list[int], list[int]]]:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.batches import Batches, pad
-from regard.data.features import Features, split_words
+from regard.data.batches import IndexBatches, pad
+from regard.data.features import WordFeatures, split_words
 from regard.data.tokenizer import Sampler, Tokenizer, blank_id
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """One text: token ids with the special tokens around, and for each its word and features."""
 
     ids: np.ndarray
@@ -28,7 +28,7 @@ class TextBatch(NamedTuple):
     ids: Tensor
     lengths: Tensor
     features: Tensor | None
-    rows: Sequence[Row] = ()
+    rows: Sequence[TokenRow] = ()
 
     @property
     def tokens(self) -> int:
@@ -42,7 +42,7 @@ class TextBatch(NamedTuple):
         return inputs if self.features is None else {**inputs, "types": self.features}
 
 
-def collate(rows: Sequence[Row], padding: int, device: Any = "cpu") -> TextBatch:
+def collate(rows: Sequence[TokenRow], padding: int, device: Any = "cpu") -> TextBatch:
     """Pad rows to the longest."""
     ids, lengths = pad([row.ids for row in rows], padding)
     features = None
@@ -63,7 +63,7 @@ class RowEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        features: Features | None = None,
+        features: WordFeatures | None = None,
         sampler: Sampler | None = None,
         *,
         bare: bool = False,
@@ -78,7 +78,9 @@ class RowEncoder:
         """Return how many tokens of a text fit beside the special tokens, at least one."""
         return max(1, max_length - len(self.before) - len(self.after))
 
-    def texts(self, texts: Sequence[str], max_length: int, keys: Sequence[int] = ()) -> list[Row]:
+    def texts(
+        self, texts: Sequence[str], max_length: int, keys: Sequence[int] = ()
+    ) -> list[TokenRow]:
         """Encode texts, truncated to a length; with BPE dropout by these keys, if there is one."""
         room = self.room(max_length)
         if self.features is not None:
@@ -95,11 +97,13 @@ class RowEncoder:
             for ids in tokens
         ]
 
-    def words(self, words: Sequence[str], max_length: int, key: int | None = None) -> Row:
+    def words(self, words: Sequence[str], max_length: int, key: int | None = None) -> TokenRow:
         """Encode the words of a text, truncated to a length."""
         return self.row(words, self.pieces(words, key), max_length)
 
-    def row(self, words: Sequence[str], pieces: Sequence[Sequence[int]], max_length: int) -> Row:
+    def row(
+        self, words: Sequence[str], pieces: Sequence[Sequence[int]], max_length: int
+    ) -> TokenRow:
         """Make a row of words that are tokenised already."""
         ids = [i for some in pieces for i in some]
         word_ids = [n for n, some in enumerate(pieces) for _ in some]
@@ -116,7 +120,7 @@ class RowEncoder:
             return [self.sampler.encode(word, key) for word in words]
         return self.tokenizer.encode_words(words)
 
-    def spelled(self, row: Row) -> list[str]:
+    def spelled(self, row: TokenRow) -> list[str]:
         """Return what to show for each token of a row."""
         pieces = self.tokenizer.pieces(row.ids.tolist())
         if not row.words:
@@ -130,7 +134,7 @@ class RowEncoder:
         word_ids: Sequence[int],
         features: np.ndarray | None,
         truncated: bool,
-    ) -> Row:
+    ) -> TokenRow:
         around = len(self.before), len(self.after)
         row = np.array([*self.before, *ids, *self.after], dtype=np.int64)
         if not len(row):  # nothing at all to read
@@ -138,7 +142,7 @@ class RowEncoder:
         words = np.pad(np.array(word_ids, dtype=np.int64), around, constant_values=-1)
         if features is not None:
             features = np.pad(features[np.array(word_ids, dtype=np.int64)], (around, (0, 0)))
-        return Row(row, words, features, truncated)
+        return TokenRow(row, words, features, truncated)
 
 
 class TextBatches:
@@ -146,16 +150,16 @@ class TextBatches:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TokenRow],
         encoder: RowEncoder,
-        make: Callable[[np.ndarray, list[Row], TextBatch], Any] = lambda *parts: parts,
+        make: Callable[[np.ndarray, list[TokenRow], TextBatch], Any] = lambda *parts: parts,
         *,
         tokens: int,
         seed: int,
         max_rows: int | None = None,
         word_dropout: float = 0.0,
         feature_dropout: float = 0.0,
-        again: Callable[[int, int], Row] | None = None,
+        again: Callable[[int, int], TokenRow] | None = None,
         device: Any = "cpu",
     ):
         """Take rows and what makes a batch of them: of their numbers, the rows, and their tensors.
@@ -167,7 +171,7 @@ class TextBatches:
         self.word_dropout, self.feature_dropout = word_dropout, feature_dropout
         self.again, self.device = again, device
         lengths = np.array([len(row.ids) for row in rows])
-        self.batches = Batches([lengths], tokens, seed, max_rows)
+        self.batches = IndexBatches([lengths], tokens, seed, max_rows)
 
     def __getitem__(self, n: int) -> Any:
         """Return batch n."""
@@ -180,13 +184,13 @@ class TextBatches:
         """Return in how many batches all rows are read once."""
         return self.batches.len_epoch()
 
-    def _row(self, i: int, n: int) -> Row:
+    def _row(self, i: int, n: int) -> TokenRow:
         if self.again is None:
             return self.rows[i]
         row = self.again(i, n)
         return row if not row.truncated else self.rows[i]
 
-    def _drop(self, row: Row, rng: np.random.Generator) -> Row:
+    def _drop(self, row: TokenRow, rng: np.random.Generator) -> TokenRow:
         ids, word_ids, features = row.ids, row.word_ids, row.features
         if self.word_dropout:
             dropped = rng.random(int(word_ids.max(initial=-1)) + 2) < self.word_dropout

@@ -27,9 +27,9 @@ from regard.data.parts import (
 from regard.data.series_files import (
     MOST_AXES,
     MOST_CHANNELS,
-    Recording,
     SeriesColumns,
     SeriesOptions,
+    SeriesRecord,
     part_files,
     read_series,
 )
@@ -90,7 +90,7 @@ class SeriesFormat(SeriesColumns):
 class SeriesSet:
     """The series of a part with the numbers of their labels."""
 
-    def __init__(self, items: Sequence[Recording], classes: Sequence[str] = ()):
+    def __init__(self, items: Sequence[SeriesRecord], classes: Sequence[str] = ()):
         self.items, self.classes = list(items), list(classes)
         self.labels = np.array(label_numbers(items, classes) if classes else [], np.int64)
 
@@ -101,7 +101,7 @@ class SeriesSet:
         """Return some of the series."""
         return SeriesSet([self.items[row] for row in rows], self.classes)
 
-    def inputs(self, count: int) -> list[Recording]:
+    def inputs(self, count: int) -> list[SeriesRecord]:
         """Return the first series."""
         return self.items[:count]
 

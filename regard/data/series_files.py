@@ -47,7 +47,7 @@ COLUMNS = {1: ("label",), 2: ("path", "label"), 3: ("id", "time", "label")}
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class SeriesRecord:
     """One series: its numbers (n1, ..., channels), its label, where it is, and its hash."""
 
     values: np.ndarray
@@ -85,7 +85,7 @@ class SeriesOptions:
     trained: SeriesColumns | None = None  # of the table that a model was trained on
 
 
-def recording(values: Any, label: str, where: str) -> Recording:
+def recording(values: Any, label: str, where: str) -> SeriesRecord:
     """Check the numbers of a series and hash them."""
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(values, dtype=np.float32)
@@ -94,7 +94,7 @@ def recording(values: Any, label: str, where: str) -> Recording:
     if np.isinf(array).any():
         raise UsageError(f"{where}: an infinite number, or one too large; mend it or leave it out")
     digest = hashlib.blake2b(str(array.shape).encode() + array.tobytes(), digest_size=16)
-    return Recording(array, label, where, digest.hexdigest())
+    return SeriesRecord(array, label, where, digest.hexdigest())
 
 
 def numbers(cells: Sequence[str], where: str) -> np.ndarray:
@@ -116,14 +116,14 @@ def is_number(cell: str) -> bool:
 
 def read_recordings(
     path: str | Path | MemoryTable, options: SeriesOptions, notes: list[str]
-) -> list[Recording]:
+) -> list[SeriesRecord]:
     """Read all series of a file; what the user should know is added to the notes."""
     return read_series(path, options, notes)[0]
 
 
 def read_series(
     path: str | Path | MemoryTable, options: SeriesOptions, notes: list[str]
-) -> tuple[list[Recording], SeriesColumns]:
+) -> tuple[list[SeriesRecord], SeriesColumns]:
     """Read all series of a file, or of a table in memory, and tell how it holds them."""
     path = Path(path) if isinstance(path, str) else path
     suffix, table = stem_and_suffix(str(path))[1].lower(), None
@@ -133,7 +133,7 @@ def read_series(
         table = SeriesTable(path, options).settled()
         series = table.series()
         notes.append(f"{path}: {table.described()}")
-    found: list[Recording] = []
+    found: list[SeriesRecord] = []
     total = 0
     for one in series:
         total += one.values.size
@@ -160,7 +160,7 @@ def read_series(
 # .ts, the format of the time series archives
 
 
-def read_ts(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Recording]:
+def read_ts(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[SeriesRecord]:
     """Yield the series of a .ts file: a line each, dimensions by colons, and then the label."""
     head: dict[str, list[str]] = {}
     begun = number = 0
@@ -203,7 +203,7 @@ def _check_head(head: dict[str, list[str]], path: Path) -> None:
         raise UsageError(f"{path}: @targetLabel true, numbers to predict; expected @classLabel")
 
 
-def _ts_series(text: str, head: dict[str, list[str]], where: str) -> Recording:
+def _ts_series(text: str, head: dict[str, list[str]], where: str) -> SeriesRecord:
     parts, label = text.split(":"), ""
     if "(" in text:
         raise UsageError(f"{where}: times in brackets; resample the series and write values alone")
@@ -244,7 +244,7 @@ def _array(data: bytes, where: str) -> np.ndarray:
         raise UsageError(f"{where}: no array that can be read ({why}); save it again") from None
 
 
-def read_npz(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Recording]:
+def read_npz(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[SeriesRecord]:
     """Yield the series of x (n, steps, channels) of an NPZ file, with y (n) and lengths (n)."""
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -292,7 +292,7 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def read_npy(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[Recording]:
+def read_npy(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[SeriesRecord]:
     """Yield the one series (steps,) or (steps, channels) of an NPY file."""
     array = _array(read_bounded(path, _MOST_BYTES), str(path))
     if array.dtype.kind not in "biuf" or not array.ndim:
@@ -462,7 +462,7 @@ class SeriesTable:
         self.columns = SeriesColumns(layout, **roles, names=tuple(names))
         return self
 
-    def series(self) -> Iterator[Recording]:
+    def series(self) -> Iterator[SeriesRecord]:
         """Yield the series of a table that is settled."""
         return getattr(self, self.columns.layout)()
 
@@ -513,7 +513,7 @@ class SeriesTable:
 
     # How series lie in it
 
-    def wide(self) -> Iterator[Recording]:
+    def wide(self) -> Iterator[SeriesRecord]:
         """Yield a series for each row."""
         label, own = self.roles.get("label"), set(self.roles.values())
         for where, cells in self:
@@ -523,7 +523,7 @@ class SeriesTable:
             told = "" if label is None else text_of(cells[label])
             yield recording(numbers(texts, where)[:, None], told, where)
 
-    def long(self) -> Iterator[Recording]:
+    def long(self) -> Iterator[SeriesRecord]:
         """Yield a series for each id, whose steps are rows, in the order of their times.
 
         Where a model is run, a table without an id is one series.
@@ -553,7 +553,7 @@ class SeriesTable:
                 raise UsageError(f"{self.path}: a time of id {name!r:.40} is there twice; mend it")
             yield recording(np.stack([step for _, _, step, _ in rows]), rows[0][1], rows[0][3])
 
-    def steps(self) -> Iterator[Recording]:
+    def steps(self) -> Iterator[SeriesRecord]:
         """Yield the one series of a table with a row for each step."""
         channels, found = self.channels(), []
         for where, cells in self:
@@ -562,7 +562,7 @@ class SeriesTable:
             found.append(numbers([text_of(cells[n]) for n in channels], where))
         yield recording(np.stack(found), "", str(self.path))
 
-    def files(self) -> Iterator[Recording]:
+    def files(self) -> Iterator[SeriesRecord]:
         """Yield a series for each file that a row names, beside the table or below.
 
         Their channels have the names that are in the first.
@@ -582,7 +582,7 @@ class SeriesTable:
                 self.columns = replace(self.columns, names=steps.names, time=steps.time)
             yield replace(one, label=told)
 
-    def lists(self) -> Iterator[Recording]:
+    def lists(self) -> Iterator[SeriesRecord]:
         """Yield a series for each row with a list of numbers, or of lists of numbers."""
         place, label = self.roles["series"], self.roles.get("label")
         for where, cells in self:
@@ -604,7 +604,7 @@ _LAYOUTS = {
     "lists": "a list of numbers for each series",
     "steps": "a step in each row",
 }
-_READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[Recording]]] = {
+_READERS: dict[str, Callable[[Path, SeriesOptions, list[str]], Iterable[SeriesRecord]]] = {
     "ts": read_ts,
     "npz": read_npz,
     "npy": read_npy,

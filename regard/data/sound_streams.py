@@ -104,7 +104,7 @@ def ogg_checksum(data: bytes) -> int:
 # MPEG layer III
 
 
-class Frame(NamedTuple):
+class MP3Frame(NamedTuple):
     """What the header of a frame says."""
 
     length: int  # bytes
@@ -113,7 +113,7 @@ class Frame(NamedTuple):
     channels: int
 
 
-def mp3_frame(head: bytes) -> Frame | None:
+def mp3_frame(head: bytes) -> MP3Frame | None:
     """Read the header of a frame of MPEG layer III."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return None
@@ -126,7 +126,7 @@ def mp3_frame(head: bytes) -> Frame | None:
     rate = (44100, 48000, 32000)[hertz] >> {3: 0, 2: 1, 0: 2}[version]
     samples = 1152 if first else 576
     length = samples // 8 * 1000 * kilobits // rate + (head[2] >> 1 & 1)
-    return Frame(length, rate, samples, 1 if head[3] >> 6 == 3 else 2)
+    return MP3Frame(length, rate, samples, 1 if head[3] >> 6 == 3 else 2)
 
 
 # samples and channels of a frame -> bytes of side information before its sound

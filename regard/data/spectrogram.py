@@ -37,7 +37,7 @@ class SoundFormat:
     mels: int = setting(80, "mel filters", min=1, max=512)
     window: float = setting(0.025, "seconds of a frame", above=0, max=1)
     hop: float = setting(0.01, "seconds between frames", above=0, max=1)
-    features: str = setting("kaldi", "spectrogram", choices=lambda: FEATURES)
+    features: str = setting("kaldi", "spectrogram", choices=lambda: SPECTROGRAM_KINDS)
     normalise: str = setting(
         "utterance", "normalisation of the spectrogram", choices=lambda: _NORMALISE
     )
@@ -77,7 +77,7 @@ class SoundFormat:
     def log_mel(self, samples: np.ndarray | Tensor) -> Tensor:
         """Return the features (frames, mels) of samples (n,), as they are before normalisation."""
         samples = torch.as_tensor(samples, dtype=torch.float32)
-        sizes, features = self.sizes, FEATURES[self.features]
+        sizes, features = self.sizes, SPECTROGRAM_KINDS[self.features]
         short = features.least(sizes) - len(samples)
         return features.compute(F.pad(samples, (0, max(0, short))), sizes)
 
@@ -87,13 +87,13 @@ class SoundFormat:
 
     def frames(self, samples: int) -> int:
         """Return how many frames so many samples give; there is always one."""
-        features, sizes = FEATURES[self.features], self.sizes
+        features, sizes = SPECTROGRAM_KINDS[self.features], self.sizes
         return features.frames(max(samples, features.least(sizes)), sizes)
 
     def seconds(self, frame: float) -> float:
         """Return where the stretch begins that a frame stands for: its middle less half a hop."""
         sizes = self.sizes
-        middle = frame * sizes.hop + FEATURES[self.features].middle(sizes)
+        middle = frame * sizes.hop + SPECTROGRAM_KINDS[self.features].middle(sizes)
         return max(0.0, (middle - sizes.hop / 2) / sizes.rate)
 
 
@@ -228,7 +228,7 @@ def _whisper(samples: Tensor, sizes: Sizes) -> Tensor:
     return (logs.clamp_min(logs.max() - 8) + 4) / 4
 
 
-class Features(NamedTuple):
+class SpectrogramKind(NamedTuple):
     """A kind of features: what computes them, and how frames lie in the samples."""
 
     compute: Callable[[Tensor, Sizes], Tensor]  # samples (n,) -> (frames, mels)
@@ -238,20 +238,20 @@ class Features(NamedTuple):
 
 
 # name -> features
-FEATURES: dict[str, Features] = {
-    "kaldi": Features(
+SPECTROGRAM_KINDS: dict[str, SpectrogramKind] = {
+    "kaldi": SpectrogramKind(
         _kaldi,
         lambda samples, sizes: 1 + (samples - sizes.window) // sizes.hop,
         lambda sizes: sizes.window,
         lambda sizes: sizes.window / 2,
     ),
-    "librosa": Features(
+    "librosa": SpectrogramKind(
         _librosa,
         lambda samples, sizes: 1 + samples // sizes.hop,
         lambda sizes: 1,
         lambda sizes: 0.0,
     ),
-    "whisper": Features(
+    "whisper": SpectrogramKind(
         _whisper,
         lambda samples, sizes: samples // sizes.hop,
         lambda sizes: sizes.window,  # of which half is reflected

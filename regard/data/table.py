@@ -81,7 +81,7 @@ class RowFaults:
         return [f"{rows} of {self.path} dropped; the first: {self.first}"]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row with the number of its line, or of itself where there are no lines.
 
     It has no value if it is blank or at fault.
@@ -98,7 +98,7 @@ class Table:
     def __init__(self, path: str | Path, *, encoding: str = "utf-8"):
         self.path = Path(path)
         self.notes: list[str] = []
-        self.head: list[Row] = []  # the first rows, once reading has begun
+        self.head: list[TableRow] = []  # the first rows, once reading has begun
         self.kind = kind_of(self.path)
         self.encoding = encoding
         if encoding == "auto":
@@ -110,7 +110,7 @@ class Table:
                     f"{path}: not UTF-8, so read as {name}; give encoding=utf-8 to refuse it"
                 )
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[TableRow]:
         rows = _READERS.get(self.kind or "", _lines)(self)
         size, self.head = 0, []
         for row in rows:
@@ -225,7 +225,7 @@ def parse_json(line: str, number: int) -> Value:
     return value
 
 
-def _lines(table: Table) -> Iterator[Row]:
+def _lines(table: Table) -> Iterator[TableRow]:
     """Read rows that are lines, of TSV or JSON by the file's name or else by its first line."""
     parse = {"tsv": parse_tsv, "jsonl": parse_json}.get(table.kind or "")
     first = True
@@ -237,22 +237,22 @@ def _lines(table: Table) -> Iterator[Row]:
                 continue
             for number, line, fault in lines:
                 if fault or not line.strip():
-                    yield Row(number, None, fault)
+                    yield TableRow(number, None, fault)
                     continue
                 if first and parse is not parse_json:
                     json_ = _LIKE_JSON.match(line) and (parse is None or "\t" not in line)
                     parse = parse_json if json_ else parse_tsv
                 first = False
                 try:
-                    yield Row(number, parse(line, number))  # type: ignore[misc]
+                    yield TableRow(number, parse(line, number))  # type: ignore[misc]
                 except BadRow as bad:
-                    yield Row(number, None, bad.at(f"{path}:{number}"))
+                    yield TableRow(number, None, bad.at(f"{path}:{number}"))
 
 
 # CSV
 
 
-def _csv(table: Table) -> Iterator[Row]:
+def _csv(table: Table) -> Iterator[TableRow]:
     """Read comma-separated values; what parts the columns is told by the first rows."""
     for path in shards(table.path):
         with opened_text(path, table.encoding) as file:
@@ -323,7 +323,7 @@ class _Feed:
 
 def _records(
     table: Table, lines: Iterator[tuple[int, str, Fault | None]], delimiter: str
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     """Read rows whose cells may be quoted, and then hold line ends."""
     csv.field_size_limit(4 * LONGEST_LINE)  # rows are bounded before cells are
     feed = _Feed(lines)
@@ -337,12 +337,12 @@ def _records(
             what = f"not CSV ({str(error).replace(chr(10), ' ')})"
             remedy = 'write a cell with a quote in it as "a ""quote"""'
             fault = feed.fault or Fault("columns", table.where(feed.number), what, remedy)
-            yield Row(feed.number, None, fault)
+            yield TableRow(feed.number, None, fault)
             continue
         if cells is None:
             return
         if feed.fault or not any(cell.strip() for cell in cells):
-            yield Row(feed.number, None, feed.fault)
+            yield TableRow(feed.number, None, feed.fault)
             continue
         width = width or len(cells)
         if len(cells) > width and not any(cells[width:]):
@@ -351,9 +351,11 @@ def _records(
             what = f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {width}"
             name = _DELIMITERS.get(delimiter, repr(delimiter))
             remedy = f"put quotes around cells with {name} in them"
-            yield Row(feed.number, None, Fault("columns", table.where(feed.number), what, remedy))
+            yield TableRow(
+                feed.number, None, Fault("columns", table.where(feed.number), what, remedy)
+            )
             continue
-        yield Row(feed.number, cells)
+        yield TableRow(feed.number, cells)
 
 
 # Parquet and Arrow
@@ -386,7 +388,7 @@ def _bytes_of(path: Path) -> Iterator[Any]:
         yield source
 
 
-def _parquet(table: Table) -> Iterator[Row]:
+def _parquet(table: Table) -> Iterator[TableRow]:
     """Read the rows of Parquet files."""
     _arrow()
     from pyarrow import parquet
@@ -398,7 +400,7 @@ def _parquet(table: Table) -> Iterator[Row]:
     yield from _columnar(table, shards(table.path), batches)
 
 
-def _ipc(table: Table) -> Iterator[Row]:
+def _ipc(table: Table) -> Iterator[TableRow]:
     """Read the rows of Arrow files or streams, such as those of a saved dataset."""
     ipc = _arrow().ipc
 
@@ -436,7 +438,7 @@ def saved_files(folder: Path) -> list[Path]:
 
 def _columnar(
     table: Table, files: Sequence[Path], batches: Callable[[Any], tuple[Any, Iterator[Any]]]
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     arrow = _arrow()
     number = 0
     for path in files:
@@ -450,7 +452,7 @@ def _columnar(
                         number += 1
                         for key, known in names.items():
                             value[key] = name_labels(value.get(key), known)
-                        yield Row(number, value)
+                        yield TableRow(number, value)
         except (arrow.ArrowException, OSError, *_DAMAGE) as error:
             if isinstance(error, UsageError):
                 raise
@@ -489,7 +491,7 @@ def name_labels(value: Any, names: list[str]) -> Any:
 
 
 # kind -> what reads its rows; others are read by line
-_READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Table], Iterator[TableRow]]] = {
     "csv": _csv,
     "parquet": _parquet,
     "arrow": _ipc,

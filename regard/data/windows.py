@@ -11,7 +11,7 @@ from regard.data.store import Column
 from regard.errors import UsageError
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """Rows of tokens (b, l), and which document each is of; without documents a row is all one.
 
     `learnt` tells which tokens are to be predicted, if not all are.
@@ -29,7 +29,7 @@ class Windows:
     rows: int  # windows a batch
     span: np.ndarray  # 0, 1, ... of a window
 
-    def __getitem__(self, n: int) -> Window:
+    def __getitem__(self, n: int) -> TokenWindow:
         """Return batch n."""
         raise NotImplementedError
 
@@ -39,7 +39,7 @@ class Windows:
         return self.rows * len(self.span)
 
 
-class Crops(Windows):
+class TextCrops(Windows):
     """Batch n of a running text: crops from random places."""
 
     def __init__(self, ids: np.ndarray, rows: int, length: int, seed: int):
@@ -48,11 +48,11 @@ class Crops(Windows):
         self.ids, self.rows, self.seed = ids, rows, seed % 2**64
         self.span = np.arange(min(length, len(ids)))
 
-    def __getitem__(self, n: int) -> Window:
+    def __getitem__(self, n: int) -> TokenWindow:
         """Return batch n."""
         rng = np.random.Generator(np.random.PCG64([self.seed, n]))
         starts = rng.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
-        return Window(self.ids[starts + self.span])
+        return TokenWindow(self.ids[starts + self.span])
 
 
 class Packed(Windows):
@@ -90,7 +90,7 @@ class Packed(Windows):
             self._plans[epoch] = order, begins, rng.permutation(self.windows)
         return self._plans[epoch]
 
-    def __getitem__(self, n: int) -> Window:
+    def __getitem__(self, n: int) -> TokenWindow:
         """Return batch n."""
         epoch, place = divmod(n, self.count)
         order, begins, windows = self._plan(epoch)
@@ -99,7 +99,7 @@ class Packed(Windows):
         documents = np.searchsorted(begins, places, side="right") - 1
         at = self.starts[order[documents]] + places - begins[documents]
         learnt = None if self.learnt is None else self.learnt[at] > 0
-        return Window(self.ids[at], documents - documents[:, :1], learnt)
+        return TokenWindow(self.ids[at], documents - documents[:, :1], learnt)
 
 
 class TokenBatch(NamedTuple):
@@ -136,7 +136,7 @@ class CausalBatches(TokenBatches):
         column, rows = texts.columns["train"], max(1, batch_tokens // context)
         self.device = device
         self.windows = (
-            Crops(column.ids, rows, context + 1, seed)
+            TextCrops(column.ids, rows, context + 1, seed)
             if texts.running
             else Packed(column, rows, context + 1, context, seed, texts.learnt.get("train"))
         )

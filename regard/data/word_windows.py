@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.rows import Row, RowEncoder
+from regard.data.rows import RowEncoder, TokenRow
 
 
 class Span(NamedTuple):
@@ -19,10 +19,10 @@ class Span(NamedTuple):
     tag_to: int
 
 
-class Window(NamedTuple):
+class WordWindow(NamedTuple):
     """A window as a row of tokens, the number of its sentence, and its words."""
 
-    row: Row
+    row: TokenRow
     sentence: int
     span: Span
 
@@ -62,17 +62,17 @@ def spans(sizes: Sequence[int], room: int) -> list[Span]:
 
 def sentence_windows(
     encoder: RowEncoder, words: Sequence[str], max_length: int, sentence: int = 0
-) -> list[Window]:
+) -> list[WordWindow]:
     """Encode the words of a sentence in windows of at most so many tokens."""
     pieces, windows = encoder.pieces(words), []
     for span in spans([len(some) for some in pieces], encoder.room(max_length)):
         some = slice(span.first, span.last)
         row = encoder.row(words[some], pieces[some], max_length)
-        windows.append(Window(row, sentence, span))
+        windows.append(WordWindow(row, sentence, span))
     return windows
 
 
-def word_places(windows: Sequence[Window], length: int, device: Any = "cpu") -> WordPlaces:
+def word_places(windows: Sequence[WordWindow], length: int, device: Any = "cpu") -> WordPlaces:
     """Return the places of the tagged words of windows that are padded to a length."""
     starts, tokens, words, before = [], [], [], 0
     for n, (row, _, span) in enumerate(windows):

@@ -98,7 +98,7 @@ def _matrices(
 # ---- four layers, and what they cost by the length n and the width d
 
 
-class Layer(NamedTuple):
+class LayerKind(NamedTuple):
     """One way to process a sequence."""
 
     cost: str
@@ -145,22 +145,22 @@ def _square(width: int, device: torch.device | str) -> Tensor:
     return torch.eye(width, device=device)
 
 
-_LAYERS: dict[str, Layer] = {
-    "self-attention": Layer("n^2 d", self_attention, ((1024, 64), (4096, 64), (1024, 256))),
-    "recurrent": Layer(
+_LAYERS: dict[str, LayerKind] = {
+    "self-attention": LayerKind("n^2 d", self_attention, ((1024, 64), (4096, 64), (1024, 256))),
+    "recurrent": LayerKind(
         "n d^2",
         recurrent,
         ((64, 256), (256, 256), (64, 1024)),
         lambda d, device: (_square(d, device), _square(d, device)),
     ),
-    "convolution": Layer(
+    "convolution": LayerKind(
         "k n d^2",
         convolution,
         ((512, 128), (2048, 128), (512, 512)),
         lambda d, device: (torch.ones(d, d, _KERNEL, device=device),),
         lambda i: {"dilation": _KERNEL**i},
     ),
-    "restricted": Layer("r n d", restricted, ((2048, 64), (8192, 64), (2048, 256))),
+    "restricted": LayerKind("r n d", restricted, ((2048, 64), (8192, 64), (2048, 256))),
 }
 _LENGTHS = (256, 1024)  # at which chains and paths are counted
 SECONDS = 0.3  # spent on the clock of each layer
@@ -195,20 +195,20 @@ class _Depth(TorchDispatchMode):
         return out
 
 
-def _counted(layer: Layer, n: int, d: int) -> int:
+def _counted(layer: LayerKind, n: int, d: int) -> int:
     with pretend(), torch.no_grad():
         inputs = (torch.empty(n, d, device="meta"), *layer.make(d, "meta"))
         return count_operations(lambda: layer.run(*inputs)).multiply_adds
 
 
-def _chain(layer: Layer, n: int) -> int:
+def _chain(layer: LayerKind, n: int) -> int:
     """Count the products of a layer that must wait for each other."""
     with pretend(), torch.no_grad(), _Depth() as seen:
         layer.run(torch.empty(n, 8, device="meta"), *layer.make(8, "meta"))
     return seen.longest
 
 
-def _path(layer: Layer, n: int) -> int:
+def _path(layer: LayerKind, n: int) -> int:
     """Count the layers until the last position depends on the first, or the steps inside one."""
     x = torch.linspace(-1e-3, 1e-3, n * 4).view(n, 4).requires_grad_()
     weights = layer.make(4, "cpu")
@@ -223,7 +223,7 @@ def _path(layer: Layer, n: int) -> int:
     raise AssertionError(f"{n} layers do not reach from one end to the other")
 
 
-def _seconds(layer: Layer) -> list[float]:
+def _seconds(layer: LayerKind) -> list[float]:
     """Return the least processor time at each of a layer's sizes, all in turn for a while."""
     inputs = [(torch.ones(n, d), *layer.make(d, "cpu")) for n, d in layer.sizes]
     best, end = [math.inf] * len(inputs), time.perf_counter() + SECONDS
@@ -238,7 +238,7 @@ def _seconds(layer: Layer) -> list[float]:
     return best
 
 
-def _powers(layer: Layer, measured: Sequence[float]) -> tuple[float, float]:
+def _powers(layer: LayerKind, measured: Sequence[float]) -> tuple[float, float]:
     """Return the powers of n and d by which what was measured at each size grows."""
     (n, d), longer, wider = layer.sizes
     first, long, wide = measured
@@ -300,7 +300,7 @@ def short_sequences() -> list[Short]:
 
 
 @dataclass(frozen=True)
-class Training:
+class PublishedTraining:
     """A published training: what is counted for it, and what the paper estimates."""
 
     size: str
@@ -329,17 +329,17 @@ _CHIPS, RATE = 8, 9.5e12  # P100s, and the operations a second that the paper ta
 _PUBLISHED = {"base": (100_000, 12.0, 3.3e18), "big": (300_000, 84.0, 2.3e19)}
 
 
-def trainings() -> list[Training]:
+def trainings() -> list[PublishedTraining]:
     """Count the training of Transformer base and big."""
     return [_training(size, *row) for size, row in _PUBLISHED.items()]
 
 
-def _training(size: str, steps: int, hours: float, paper: float) -> Training:
+def _training(size: str, steps: int, hours: float, paper: float) -> PublishedTraining:
     words = {f"model.{side}_vocab": _VOCABULARY for side in ("source", "target")}
     batch = TOKENS // _SENTENCE
     counted = cost("transformer", size=size, length=_SENTENCE, batch=batch, growth=False, **words)
     step = counted.training_multiply_adds
-    return Training(size, counted.parameters, steps, TOKENS, step, hours, paper)
+    return PublishedTraining(size, counted.parameters, steps, TOKENS, step, hours, paper)
 
 
 _WHY = (
@@ -359,7 +359,7 @@ class Lectures:
 
     matrices: list[Matrices]
     complexity: list[Complexity]
-    trainings: list[Training]
+    trainings: list[PublishedTraining]
     heads: list[HeadCost]
     gradients: list[Gradients]
     short: list[Short]

@@ -30,7 +30,7 @@ from regard.insight import (
 from regard.metrics import Named, markdown
 from regard.settings import setting
 from regard.training import Progress
-from regard.viewer import Picture, Table, save
+from regard.viewer import Picture, ValueTable, save
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Misconceptions(Named):
             lines.append(f"decoder layer i reads encoder layer i: loss {self.same_layer:+.2f}")
         return lines
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ValueTable]:
         """Return what is drawn."""
         names = {
             "strongest key is the nearest one: share of queries": self.agreement,
@@ -139,10 +139,10 @@ class Misconceptions(Named):
                 values[n, : len(row)] = row
             columns = [str(n) for n in range(values.shape[1])]
             signed = rows is not self.agreement
-            found.append(Table(name, values, list(rows), columns, None, signed))
+            found.append(ValueTable(name, values, list(rows), columns, None, signed))
         if self.memory is not None:
             name = "loss added if a decoder layer reads the output of an encoder layer"
-            found.append(Table(name, self.memory, list(self.decoder), list(self.encoder)))
+            found.append(ValueTable(name, self.memory, list(self.decoder), list(self.encoder)))
         return found
 
     def __str__(self) -> str:

@@ -132,7 +132,7 @@ def matched_mean(scores: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Found(Named):
+class Recovered(Named):
     """How much of the truth a dictionary has found."""
 
     f1: float  # of each feature as a detector of the planted one nearest to it, on average
@@ -152,7 +152,7 @@ class Found(Named):
 @torch.no_grad()
 def judge_features(
     model: SparseAutoencoder, planted: Planted, *, first: int = 10**9, batches: int = 50
-) -> Found:
+) -> Recovered:
     """Judge a dictionary by batches it has not seen, from number `first` on."""
     learned = model.decoder / model.decoder.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosine = (learned @ planted.directions.T).abs()
@@ -172,7 +172,7 @@ def judge_features(
     total = square - float(plain.pow(2).sum()) / count
     both, only, missed = counts
     f1 = 2 * both / (2 * both + only + missed).clamp(min=1)
-    return Found(
+    return Recovered(
         float(f1.mean()),
         matched_mean(cosine.double().numpy()),
         l0 / count,

@@ -39,7 +39,7 @@ class Convolution(nn.Module):
         return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class Local(nn.Module):
+class LocalAttention(nn.Module):
     """Attention over a neighbourhood of each place of a grid (b, y, x, w)."""
 
     def __init__(self, window: int):
@@ -66,7 +66,7 @@ class Full(nn.Module):
 # name -> how to make layer n
 _LAYERS: dict[str, Callable[[ReceptiveFieldSettings, int], nn.Module]] = {
     "convolution": lambda settings, n: Convolution(settings.window),
-    "local attention": lambda settings, n: Local(settings.window),
+    "local attention": lambda settings, n: LocalAttention(settings.window),
     "windows, shifted": lambda settings, n: WindowAttention(
         MultiHead(_WIDTH, _HEADS), settings.windows, n % 2 * (settings.windows // 2)
     ),

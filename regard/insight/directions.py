@@ -181,7 +181,7 @@ class Space:
         return torch.cat([self.format.restore(part).cpu() for part in parts])
 
 
-class Judge:
+class ImageLabeller:
     """A classifier of images, asked for the probabilities of the labels that directions are of."""
 
     def __init__(self, task: Any, classes: Sequence[str]):
@@ -219,7 +219,7 @@ def purity(before: np.ndarray, after: np.ndarray, start: int, to: int) -> float:
 
 
 def measure(
-    direction: Direction, z: Tensor, space: Space, judge: Judge, generator: torch.Generator
+    direction: Direction, z: Tensor, space: Space, judge: ImageLabeller, generator: torch.Generator
 ) -> dict[str, float]:
     """Return what a classifier sees change when images are moved by a direction once.
 
@@ -297,7 +297,7 @@ def find_directions(
     if settings.judge is not None:
         judging = load(settings.judge)
         name_numbers(data, list(getattr(judging, "labels", [])))
-        judge = Judge(judging, data.classes)
+        judge = ImageLabeller(judging, data.classes)
     known, held = (
         at_most(data.parts[name], number, settings.seed)
         for name, number in (("train", settings.images), ("valid", settings.judged))

@@ -48,7 +48,7 @@ _NEAR = 0.1  # of the length: how far from the diagonal an alignment may be
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class HeadInputs:
     """The attention of one layer over one example, and where and what its tokens are."""
 
     weights: np.ndarray  # (heads, queries, keys)
@@ -68,7 +68,7 @@ class Seen:
         return past if causal and not self.weights[:, ~past].any() else everything
 
 
-def look_at(view: View, specials: frozenset[str]) -> Seen:
+def look_at(view: View, specials: frozenset[str]) -> HeadInputs:
     """Return what a view holds as the scores take it."""
     weights = view.weights.astype(np.float64)
     if view.placement is None:
@@ -77,7 +77,7 @@ def look_at(view: View, specials: frozenset[str]) -> Seen:
         offset = None
         if view.kind == "self":
             offset = (np.arange(len(keys)) - np.arange(len(queries))[:, None])[..., None]
-        return Seen(weights, queries, keys[None], special, offset)
+        return HeadInputs(weights, queries, keys[None], special, offset)
     place = view.placement
     q, k = place.query_tokens, place.key_tokens
     special = (k >= 0) & (k < len(place.key_grid.names))
@@ -85,7 +85,7 @@ def look_at(view: View, specials: frozenset[str]) -> Seen:
     if place.query_grid.height and place.key_grid.height:
         there = _cells(k, place.key_grid) - _cells(q, place.query_grid)[:, None]
         offset = there[..., 1:] if place.key_grid.height == 1 else there
-    return Seen(weights, q, k, special, offset, words=False)
+    return HeadInputs(weights, q, k, special, offset, words=False)
 
 
 def _cells(tokens: np.ndarray, grid: Any) -> np.ndarray:
@@ -99,24 +99,24 @@ def _cells(tokens: np.ndarray, grid: Any) -> np.ndarray:
 Tally = tuple[np.ndarray, int]
 
 
-def _at_offset(seen: Seen, offset: int) -> Tally | None:
+def _at_offset(seen: HeadInputs, offset: int) -> Tally | None:
     if seen.offset is None or seen.offset.shape[-1] != 1:  # an image has no next token
         return None
     there = seen.offset[..., 0] == offset
     return (seen.weights * there).sum((1, 2)), int(there.any(1).sum())
 
 
-def previous(seen: Seen) -> Tally | None:
+def previous(seen: HeadInputs) -> Tally | None:
     """Sum the weight on the token before each query's."""
     return _at_offset(seen, -1)
 
 
-def next_token(seen: Seen) -> Tally | None:
+def next_token(seen: HeadInputs) -> Tally | None:
     """Sum the weight on the token after each query's."""
     return _at_offset(seen, 1)
 
 
-def near(seen: Seen) -> Tally | None:
+def near(seen: HeadInputs) -> Tally | None:
     """Sum the weight on each query's place in an image and the eight around it."""
     if seen.offset is None or seen.offset.shape[-1] != 2:
         return None
@@ -124,7 +124,7 @@ def near(seen: Seen) -> Tally | None:
     return (seen.weights * there).sum((1, 2)), int(there.any(1).sum())
 
 
-def _others(seen: Seen) -> np.ndarray | None:
+def _others(seen: HeadInputs) -> np.ndarray | None:
     """Return which keys are the query's token at another place, (queries, keys)."""
     if seen.offset is None or not seen.words:
         return None
@@ -132,7 +132,7 @@ def _others(seen: Seen) -> np.ndarray | None:
     return equal & (seen.offset[..., 0] != 0)
 
 
-def _mean_on(seen: Seen, keys: np.ndarray | None) -> Tally | None:
+def _mean_on(seen: HeadInputs, keys: np.ndarray | None) -> Tally | None:
     """Sum the weight on some keys, over queries that may look at one."""
     if keys is None:
         return None
@@ -140,12 +140,12 @@ def _mean_on(seen: Seen, keys: np.ndarray | None) -> Tally | None:
     return (seen.weights * keys).sum((1, 2)), int(keys.any(1).sum())
 
 
-def same(seen: Seen) -> Tally | None:
+def same(seen: HeadInputs) -> Tally | None:
     """Sum the weight on other places of each query's token."""
     return _mean_on(seen, _others(seen))
 
 
-def induction(seen: Seen) -> Tally | None:
+def induction(seen: HeadInputs) -> Tally | None:
     """Sum the weight on what came after other places of each query's token."""
     others = _others(seen)
     if others is None or seen.offset is None:
@@ -155,7 +155,7 @@ def induction(seen: Seen) -> Tally | None:
     return _mean_on(seen, after & (seen.offset[..., 0] != 0))
 
 
-def sink(seen: Seen) -> Tally | None:
+def sink(seen: HeadInputs) -> Tally | None:
     """Sum the weight on special tokens, and in self-attention on the first."""
     drains = np.broadcast_to(seen.special, seen.weights.shape[1:]).copy()
     if seen.offset is not None and seen.words:
@@ -164,7 +164,7 @@ def sink(seen: Seen) -> Tally | None:
     return (seen.weights * drains).sum((1, 2)), int(drains.any(1).sum())
 
 
-def diagonal(seen: Seen) -> Tally | None:
+def diagonal(seen: HeadInputs) -> Tally | None:
     """Sum the weight near the diagonal of cross-attention, of what is on no special token."""
     queries, keys = seen.weights.shape[1:]
     if seen.offset is not None or not seen.words or queries < 2:
@@ -179,7 +179,7 @@ def diagonal(seen: Seen) -> Tally | None:
 
 
 # score -> its sum over the queries of one example
-SCORES: dict[str, Callable[[Seen], Tally | None]] = {
+SCORES: dict[str, Callable[[HeadInputs], Tally | None]] = {
     "previous": previous,
     "next": next_token,
     "near": near,
@@ -199,7 +199,7 @@ class Variance:
         self.sums: dict[tuple[int, ...], np.ndarray] = {}  # offset -> count, sums, squares
         self.heads = heads
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: HeadInputs) -> None:
         """Take the weights of one example in."""
         if seen.offset is None:
             return
@@ -229,7 +229,7 @@ class Variance:
         return np.where(spread, 1 - within / np.where(spread, total, 1.0), 0.0).clip(0, 1)
 
 
-class Layer:
+class LayerScores:
     """The scores of the heads of one layer, summed up example by example."""
 
     def __init__(self, heads: int):
@@ -237,7 +237,7 @@ class Layer:
         self.counts = dict.fromkeys(SCORES, 0)
         self.variance = Variance(heads)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: HeadInputs) -> None:
         """Take one example in."""
         for name, score in SCORES.items():
             if (tally := score(seen)) is not None:
@@ -357,14 +357,14 @@ def measure_heads(task: Runner[Any], inputs: Iterable[Any], *, quiet: bool = Tru
 
 
 def _measure(task: Runner[Any], seen: Iterable[Picture], count: int = 0, *, quiet: bool) -> Heads:
-    layers: dict[str, Layer] = {}
+    layers: dict[str, LayerScores] = {}
     specials, first, examples = special_tokens(task), None, 0
     with Progress("heads", count, quiet=quiet or not count) as bar:
         for picture in seen:
             views = [view for view in picture.views if view.kind != "rollout"]
             first = first or replace(picture, views=views, opens=None)
             for view in views:
-                layer = layers.setdefault(view.name, Layer(len(view.weights)))
+                layer = layers.setdefault(view.name, LayerScores(len(view.weights)))
                 layer.add(look_at(view, specials))
             examples += 1
             bar.update(1)

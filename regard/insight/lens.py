@@ -18,7 +18,7 @@ from regard.insight.causes import Attending, attending, loaded, per_copy
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.runner import Runner
-from regard.viewer.picture import Picture, Table
+from regard.viewer.picture import Picture, ValueTable
 from regard.viewer.text import candidate_steps
 
 _MAX_CLASSES = 50_000_000  # log-probabilities of all layers and steps, eight bytes each
@@ -134,7 +134,7 @@ def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]
     )
     source = given if isinstance(given, str) else ""
     note = "the likeliest after each layer, the last on top; colour: its probability"
-    table = Table(
+    table = ValueTable(
         "after each layer",
         found.probabilities[::-1],
         list(found.layers)[::-1],

@@ -19,7 +19,7 @@ from regard.insight.lens import residual_stream
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.runner import Runner
-from regard.viewer.picture import Picture, Table, View, show_token
+from regard.viewer.picture import Picture, ValueTable, View, show_token
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def find_patches(
     with torch.inference_mode():
         logprobs = float(clean.answers(1)), float(values[0])
     found = Patched(clean.answer, named, logprobs, list(stacks), places, effects)
-    table = Table(
+    table = ValueTable(
         "log p of the first input's answer that is gained on the second",
         effects[::-1],
         list(stacks)[::-1],

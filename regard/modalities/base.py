@@ -36,7 +36,7 @@ LOOKED = 300  # rows of a table by which a task is guessed
 _SAMPLE = 128  # files to measure a training with
 
 
-class Found(NamedTuple):
+class FoundInputs(NamedTuple):
     """The inputs that a path holds, each with the row of a table that it came in, if it did."""
 
     inputs: Iterable[tuple[Any, dict[str, Any] | None]]
@@ -218,15 +218,17 @@ class Modality(Generic[Raw]):
 
     # Files and data
 
-    def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
+    def found(
+        self, path: str, format: Any = None, columns: str | None = None
+    ) -> FoundInputs | None:
         """Return the inputs that a file or folder is; None where they are its lines or rows."""
         if os.path.isdir(path):
             if not (files := sorted(self.files_in(path))):
                 ends = ", ".join(sorted(self.suffixes))
                 raise UsageError(f"{path}: no {self.one} in this folder; expected files in {ends}")
-            return Found(((file, None) for file in files), several=True)
+            return FoundInputs(((file, None) for file in files), several=True)
         listed = os.path.splitext(path)[1].lower() in LISTS
-        return None if listed else Found([(path, None)])
+        return None if listed else FoundInputs([(path, None)])
 
     def files_in(self, folder: str) -> Iterator[str]:
         """Yield the paths of all files in a folder, and in those within, that may be inputs."""

@@ -66,7 +66,7 @@ class ImageCounts:
         )
 
 
-class Images(Modality[np.ndarray]):
+class ImageModality(Modality[np.ndarray]):
     """Images as bytes (channels, height, width)."""
 
     name, key, one, many = "image", "image", "image", "images"
@@ -183,4 +183,4 @@ def _readable(name: str, files: ImageFiles, quiet: bool) -> ImageFiles:
     return whole
 
 
-IMAGE = Images()
+IMAGE = ImageModality()

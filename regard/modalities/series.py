@@ -16,8 +16,8 @@ from regard.data.in_memory import MemoryTable, on_disk
 from regard.data.lines import missing
 from regard.data.series import SeriesFormat, find_series_parts
 from regard.data.series_files import (
-    Recording,
     SeriesOptions,
+    SeriesRecord,
     holds_series,
     read_recordings,
     recording,
@@ -29,7 +29,7 @@ from regard.modalities.base import (
     Choose,
     ExamineOptions,
     Finding,
-    Found,
+    FoundInputs,
     Modality,
     Survey,
     class_counts,
@@ -68,7 +68,7 @@ class Series(Modality[Tensor]):
 
     def is_one(self, given: Any) -> bool:
         """Tell whether this is one series, a path or an array, rather than several."""
-        one = isinstance(given, Recording) or super().is_one(given)
+        one = isinstance(given, SeriesRecord) or super().is_one(given)
         return one and not isinstance(given, Mapping)
 
     def opened(self, file: Any) -> Any:
@@ -80,21 +80,21 @@ class Series(Modality[Tensor]):
         path: str | Path | MemoryTable,
         format: SeriesFormat | None = None,
         columns: str | None = None,
-    ) -> list[Recording]:
+    ) -> list[SeriesRecord]:
         """Return all series of a file, with labels or without, by the columns of the training."""
         return read_recordings(path, SeriesOptions(columns, None, False, format), [])
 
     def rows(
         self, rows: list[Mapping[str, Any]], column: Choose, format: Any = None, columns: Any = None
-    ) -> list[Recording]:
+    ) -> list[SeriesRecord]:
         """Return the series that the rows of a table hold."""
         return self.recordings(MemoryTable(rows), format, columns)
 
     def check(
         self, given: Any, settings: Any = None, format: SeriesFormat | None = None
-    ) -> Recording:
+    ) -> SeriesRecord:
         """Return the series that is given: an array, a file, or one of a file as FILE:LINE."""
-        if isinstance(given, Recording):
+        if isinstance(given, SeriesRecord):
             return given
         if isinstance(given, str | Path) and given:
             named = re.fullmatch(r"(.+):\d+", str(given))
@@ -115,19 +115,21 @@ class Series(Modality[Tensor]):
         return recording(values[:, None] if values.ndim == 1 else values, "", "the series")
 
     def decode(
-        self, given: Recording, format: SeriesFormat, notes: list[str] | None = None
+        self, given: SeriesRecord, format: SeriesFormat, notes: list[str] | None = None
     ) -> Tensor:
         """Return a series in the scale of a model."""
         return format.take(given.values, given.where)
 
-    def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
+    def found(
+        self, path: str, format: Any = None, columns: str | None = None
+    ) -> FoundInputs | None:
         """Return the series of a file; lines of a list name some."""
         if os.path.isdir(path) or os.path.splitext(path)[1].lower() in LISTS:
             return None
         series = self.recordings(path, format, columns)
         if len(series) == 1:
-            return Found([(path, None)])
-        return Found(((one, None) for one in series), several=True)
+            return FoundInputs([(path, None)])
+        return FoundInputs(((one, None) for one in series), several=True)
 
     def columns_of(self, settings: Any) -> list[str]:
         """Return the names of the columns of a table of files, unless the user names others."""
@@ -167,7 +169,7 @@ class Series(Modality[Tensor]):
         return (torch.empty(batch, *[size] * len(config.chunk), config.channels, device="meta"),)
 
 
-def _odd_numbers(name: str, path: Path, items: list[Recording]) -> Iterator[Finding]:
+def _odd_numbers(name: str, path: Path, items: list[SeriesRecord]) -> Iterator[Finding]:
     """Yield numbers that are missing, and channels in which nothing happens."""
     flat = np.concatenate([item.values.reshape(-1, item.values.shape[-1]) for item in items])
     gaps = np.isnan(flat)

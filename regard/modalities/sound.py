@@ -30,7 +30,7 @@ from regard.modalities.base import (
     TABLES,
     ExamineOptions,
     Finding,
-    Found,
+    FoundInputs,
     Modality,
     Survey,
     class_counts,
@@ -94,7 +94,7 @@ class Part(NamedTuple):
     measured: list[Measured]
 
 
-class Sounds(Modality[np.ndarray]):
+class SoundModality(Modality[np.ndarray]):
     """Sounds as samples (n,) in the rate of a model."""
 
     name, key, one, many = "sound", "audio", "sound", "sounds"
@@ -136,10 +136,12 @@ class Sounds(Modality[np.ndarray]):
         """Return the samples of a sound."""
         return format.read(given)
 
-    def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
+    def found(
+        self, path: str, format: Any = None, columns: str | None = None
+    ) -> FoundInputs | None:
         """Return the sounds of a folder or a table, which names them from its own folder on."""
         if os.path.isfile(path) and os.path.splitext(path)[1].lower() in (*TABLES, ".jsonl"):
-            return Found(listed_sounds(Path(path)), rows=True)
+            return FoundInputs(listed_sounds(Path(path)), rows=True)
         return super().found(path)
 
     def columns_of(self, settings: Any) -> list[str]:
@@ -350,4 +352,4 @@ def _rates(data: str, rates: Mapping[str, set[int]]) -> Iterator[Finding]:
         yield Finding("note", what, data, remedy, "low_rate")
 
 
-SOUND = Sounds()
+SOUND = SoundModality()

@@ -12,7 +12,7 @@ from regard.data.labelled import WORD_KEYS
 from regard.data.parts import Dataset
 from regard.data.split import Split
 from regard.errors import UsageError
-from regard.modalities.base import Choose, Found, Modality, made_up_text
+from regard.modalities.base import Choose, FoundInputs, Modality, made_up_text
 
 
 class Text(Modality[Any]):
@@ -68,7 +68,9 @@ class Text(Modality[Any]):
         """Return texts of so many tokens, or pairs of these."""
         return (made_up_text(batch, size),) * (2 if beside else 1)
 
-    def found(self, path: str, format: Any = None, columns: str | None = None) -> Found | None:
+    def found(
+        self, path: str, format: Any = None, columns: str | None = None
+    ) -> FoundInputs | None:
         """Return nothing: the lines or rows of a file are texts."""
         return None
 

@@ -47,7 +47,7 @@ class Architecture:
         return all(setting_of(config, key) == value for key, value in self.config.items())
 
 
-class Template(NamedTuple):
+class TokenTemplate(NamedTuple):
     """Which special tokens stand around a text and a pair of texts, by their roles.
 
     `types` are the token types of the parts of a pair.
@@ -58,9 +58,11 @@ class Template(NamedTuple):
     types: tuple[int, ...] = (0, 1)
 
 
-BERT_TEMPLATE = Template(("cls", "A", "sep"), ("cls", "A", "sep", "B", "sep"), (0, 0, 0, 1, 1))
-ROBERTA_TEMPLATE = Template(("cls", "A", "sep"), ("cls", "A", "sep", "sep", "B", "sep"), (0,) * 6)
-BOS_TEMPLATE = Template(("bos", "A"), ("bos", "A", "bos", "B"), (0, 0, 1, 1))
+BERT_TEMPLATE = TokenTemplate(("cls", "A", "sep"), ("cls", "A", "sep", "B", "sep"), (0, 0, 0, 1, 1))
+ROBERTA_TEMPLATE = TokenTemplate(
+    ("cls", "A", "sep"), ("cls", "A", "sep", "sep", "B", "sep"), (0,) * 6
+)
+BOS_TEMPLATE = TokenTemplate(("bos", "A"), ("bos", "A", "bos", "B"), (0, 0, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Format:
     canonical: Callable[[Any], Any] = lambda config: config  # of equal models, one config
     derived: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # theirs that we compute
     inputs: str = "text"  # or sound, or images, which have no tokenizer, or both (images and text)
-    template: Template = Template()  # where the tokenizer's own files do not say
+    template: TokenTemplate = TokenTemplate()  # where the tokenizer's own files do not say
     decoder_start: str | None = None  # role of the token, where config.json does not say
     forced_eos: int | None = None  # where no file says
 

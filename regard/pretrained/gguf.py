@@ -15,7 +15,7 @@ from regard.files import read_json, write_json
 from regard.models.gpt import GPTConfig
 from regard.pretrained import sentencepiece_model as spm
 from regard.pretrained.formats import FORMATS
-from regard.pretrained.imported_tokenizer import Frame
+from regard.pretrained.imported_tokenizer import TokenFrame
 from regard.pretrained.shards import INDEX, Weights, read_header
 from regard.pretrained.tokenizer_checks import (
     GPT2_PATTERN,
@@ -259,7 +259,7 @@ def _write_tokenizer(metadata: Words, folder: Path) -> None:
         for role, flag in usual.items()
     )
     one, other = ((*before, text, *after) for text in "AB")
-    frame = Frame(one, one + other, (0,) * len(one) + (1,) * len(other))
+    frame = TokenFrame(one, one + other, (0,) * len(one) + (1,) * len(other))
     file["post_processor"] = as_template(frame, pieces)
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         settings["chat_template"] = template

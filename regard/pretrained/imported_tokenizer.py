@@ -49,7 +49,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
-class Frame:
+class TokenFrame:
     """What stands around a text and around a pair of them: ids, and "A" and "B" for the texts.
 
     `types` are the token types of the parts of a pair.
@@ -65,7 +65,7 @@ class About:
     """What a tokenizer.json does not say: special tokens by role, and ids of its own."""
 
     specials: Mapping[str, int]  # role -> id
-    frame: Frame = field(default_factory=Frame)
+    frame: TokenFrame = field(default_factory=TokenFrame)
     ends: tuple[int, ...] = ()  # ids at which a text is over
     clean: bool = False
     names: tuple[str | None, ...] | None = None  # pieces, where they are not the library's
@@ -385,7 +385,7 @@ def _from_json(given: Mapping[str, Any]) -> About:
         if not listed or not all(isinstance(name, str | None) for name in names):
             raise UsageError("'names' are no list of pieces")
         names, numbers = tuple(names), _ids("numbers", given.get("numbers", []), most=MOST_PIECES)
-    frame = Frame(single, pair, types)
+    frame = TokenFrame(single, pair, types)
     (rows,) = _ids("rows", [given.get("rows", 0)])
     return About(specials, frame, ends, given.get("clean") is True, names, numbers, rows)
 

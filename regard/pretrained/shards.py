@@ -61,7 +61,7 @@ _READS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """What a header says about one tensor."""
 
     path: Path
@@ -77,7 +77,7 @@ class Entry:
 class Weights(Mapping[str, Tensor]):
     """The tensors of a folder by name; each is read when it is asked for, as float32."""
 
-    def __init__(self, entries: Mapping[str, Entry]):
+    def __init__(self, entries: Mapping[str, TensorEntry]):
         self.entries = entries
 
     @property
@@ -165,7 +165,7 @@ def no_weights(folder: Path) -> UsageError:
     return UsageError(f"{folder}: no config.json, so there is no model; {_READS}")
 
 
-def _read_index(folder: Path) -> dict[str, Entry]:
+def _read_index(folder: Path) -> dict[str, TensorEntry]:
     """Read the headers of the files that an index names."""
     path = folder / INDEX
     names = read_json(path).get("weight_map")
@@ -181,7 +181,7 @@ def _read_index(folder: Path) -> dict[str, Entry]:
         files.setdefault(file, []).append(name)
     if len(files) > MOST_SHARDS:
         raise UsageError(f"{path}: {len(files)} files; expected at most {MOST_SHARDS}")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for file, listed in sorted(files.items()):
         if not (folder / file).exists():
             raise UsageError(f"{folder / file}: no such file, but {INDEX} names it; copy it too")
@@ -196,7 +196,7 @@ def _read_index(folder: Path) -> dict[str, Entry]:
     return entries
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """Read what a safetensors file says about itself, and refuse it if that cannot be."""
     try:
         if not path.is_file():  # a pipe or a device could be read forever
@@ -223,13 +223,13 @@ def read_header(path: Path) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise damaged(path, "its header is no JSON object")
     header.pop("__metadata__", None)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     places: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         if len(name) > _LONGEST_NAME or not name.isprintable():
             raise damaged(path, f"a tensor is named {name!r:.60}")
         kind, shape, start, end = _tensor(path, name, entry)
-        entries[name] = Entry(path, kind, shape)
+        entries[name] = TensorEntry(path, kind, shape)
         places.append((start, end, name))
     at, before = 0, "the header"
     for start, end, name in sorted(places):

@@ -9,14 +9,14 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import read_json, read_text
 from regard.pretrained import sentencepiece_model as spm
-from regard.pretrained.format import BERT_TEMPLATE, BOS_TEMPLATE, ROBERTA_TEMPLATE, Template
+from regard.pretrained.format import BERT_TEMPLATE, BOS_TEMPLATE, ROBERTA_TEMPLATE, TokenTemplate
 from regard.pretrained.formats import FORMATS
 from regard.pretrained.imported_tokenizer import (
     MOST_FRAME,
     ROLES,
     About,
-    Frame,
     ImportedTokenizer,
+    TokenFrame,
     checked,
 )
 from regard.pretrained.tokenizer_checks import (
@@ -69,11 +69,11 @@ _FAIRSEQ: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 # tokenizer classes that put special tokens of their own around a text, without "Tokenizer"
-_CLASSES: dict[str, Template] = {
+_CLASSES: dict[str, TokenTemplate] = {
     **dict.fromkeys(("Albert", "Bert", "DistilBert", "Electra"), BERT_TEMPLATE),
     **dict.fromkeys(("Deberta", "DebertaV2"), BERT_TEMPLATE),
     **dict.fromkeys(("Bart", "Camembert", "MPNet", "Roberta", "XLMRoberta"), ROBERTA_TEMPLATE),
-    "GPTNeoX": Template(),
+    "GPTNeoX": TokenTemplate(),
     **{n: FORMATS[n.lower()].template for n in ("CLIP", "Marian", "Pegasus", "T5")},
 }
 
@@ -92,13 +92,13 @@ class Source:
         return str(self.config.get("model_type", ""))
 
     @property
-    def template(self) -> Template:
+    def template(self) -> TokenTemplate:
         """Return what stands around a text, where the tokenizer's own file does not say."""
         format = FORMATS.get(self.model_type)
-        return format.template if format else Template()
+        return format.template if format else TokenTemplate()
 
     @property
-    def class_template(self) -> Template | None:
+    def class_template(self) -> TokenTemplate | None:
         """Return what a tokenizer class of transformers puts around a text, whatever its file says.
 
         Others do what tokenizer.json says, and nothing more. Where no class is named it is that
@@ -113,7 +113,7 @@ class Source:
     @property
     def open_ended(self) -> bool:
         """Tell whether a text may go on: at most a token before it is told."""
-        return self.template in (BOS_TEMPLATE, Template())
+        return self.template in (BOS_TEMPLATE, TokenTemplate())
 
     def has(self, name: str) -> bool:
         """Tell whether the folder has a file."""
@@ -374,14 +374,14 @@ def _about(
         before, after = ([role] * source.flag(f"add_{role}_token", False) for role in _ENDS)
         one, other = ([*before, text, *after] for text in "AB")
         types = (0,) * len(one) + (1,) * len(other)
-        template = Template(tuple(one), tuple(one + other), types)
+        template = TokenTemplate(tuple(one), tuple(one + other), types)
     if template == ROBERTA_TEMPLATE:
         specials |= {"cls": specials.get("cls", _role(specials, "bos"))}
         specials |= {"sep": specials.get("sep", _role(specials, "eos"))}
     if template is not None:
         frame = _filled(template, specials)
     else:
-        frame = _frame_of((told or {}).get("post_processor"), pieces) or Frame()
+        frame = _frame_of((told or {}).get("post_processor"), pieces) or TokenFrame()
     ends = source.config.get("eos_token_id")
     ends = [i for i in ends if isinstance(i, int)][:MOST_FRAME] if isinstance(ends, list) else []
     clean = source.flag("clean_up_tokenization_spaces", False) and model.get("type") != "BPE"
@@ -395,16 +395,16 @@ def _role(specials: Mapping[str, int], role: str) -> int:
     return specials[role]
 
 
-def _filled(template: Template, specials: Mapping[str, int]) -> Frame:
+def _filled(template: TokenTemplate, specials: Mapping[str, int]) -> TokenFrame:
     """Put ids in the place of roles."""
 
     def ids(parts: tuple[str, ...]) -> tuple[int | str, ...]:
         return tuple(part if part in "AB" else _role(specials, part) for part in parts)
 
-    return Frame(ids(template.single), ids(template.pair), template.types)
+    return TokenFrame(ids(template.single), ids(template.pair), template.types)
 
 
-def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
+def _frame_of(processor: Any, pieces: int, depth: int = 0) -> TokenFrame | None:
     """Read what a post-processor puts around a text, or None if it does no such thing."""
     if processor is None:
         return None
@@ -424,7 +424,7 @@ def _frame_of(processor: Any, pieces: int, depth: int = 0) -> Frame | None:
         if kind == "TemplateProcessing":
             single, _ = _template(processor, "single", pieces)
             pair, types = _template(processor, "pair", pieces)
-            return Frame(single, pair, types)
+            return TokenFrame(single, pair, types)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"a post_processor {kind} that does not say what it should") from error
     known = "BertProcessing, ByteLevel, RobertaProcessing, TemplateProcessing"

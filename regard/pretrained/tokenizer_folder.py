@@ -13,7 +13,7 @@ from regard.files import plain_file, read_json, write_atomically, write_json
 from regard.pretrained import sentencepiece_model as spm
 from regard.pretrained.formats import is_huggingface
 from regard.pretrained.formats.encoder_decoders import vocabularies
-from regard.pretrained.imported_tokenizer import LETTERS, Frame, ImportedTokenizer
+from regard.pretrained.imported_tokenizer import LETTERS, ImportedTokenizer, TokenFrame
 from regard.pretrained.tokenizer_files import read_tokenizers
 
 # how a file of ours begins -> what it holds
@@ -184,7 +184,7 @@ def _target_names(model: Mapping[str, Any]) -> list[str]:
 def _write(
     folder: Path,
     file: Mapping[str, Any],
-    frame: Frame,
+    frame: TokenFrame,
     pieces: Any,
     names: Mapping[str, str | None],
     clean: bool,
@@ -212,7 +212,7 @@ def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def as_template(frame: Frame, pieces: Any) -> dict[str, Any]:
+def as_template(frame: TokenFrame, pieces: Any) -> dict[str, Any]:
     """Describe a frame as the library's template."""
 
     def part(value: int | str, kind: int) -> dict[str, Any]:
@@ -231,14 +231,14 @@ def as_template(frame: Frame, pieces: Any) -> dict[str, Any]:
     }
 
 
-def _own_frame(tokenizer: Any, task: str) -> Frame:
+def _own_frame(tokenizer: Any, task: str) -> TokenFrame:
     """Return what stands around a text that one of our models reads."""
     bos, eos = tokenizer.bos, tokenizer.eos
     if task in ("translate", "text"):
-        return Frame(("A", eos), ("A", eos, "B", eos), (0, 0, 0, 0))
+        return TokenFrame(("A", eos), ("A", eos, "B", eos), (0, 0, 0, 0))
     if task in ("fill", "classify", "tag", "embed"):
-        return Frame((bos, "A", eos), (bos, "A", eos, "B", eos), (0, 0, 0, 1, 1))
-    return Frame()
+        return TokenFrame((bos, "A", eos), (bos, "A", eos, "B", eos), (0, 0, 0, 1, 1))
+    return TokenFrame()
 
 
 def _own(tokenizer: Any, running: bool = False) -> dict[str, Any]:

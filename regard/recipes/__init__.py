@@ -44,7 +44,7 @@ RECIPES = {
 }
 
 
-class Training(NamedTuple):
+class RecipeEntry(NamedTuple):
     """A recipe as it is trained."""
 
     examples: tuple[str, str]
@@ -54,7 +54,9 @@ class Training(NamedTuple):
 TRAININGS: ChainMap[str, Any] = ChainMap(
     TASKS,
     {
-        name: Training((f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10"))
+        name: RecipeEntry(
+            (f"regard train {name} out=runs/{name}", f"regard train {name} minutes=10")
+        )
         for name in RECIPES
     },
 )

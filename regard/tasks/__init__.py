@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from regard.errors import lookup
 
 
-class Entry(NamedTuple):
+class TaskEntry(NamedTuple):
     """A task in the table: where its row is, imported only when asked for, and two examples."""
 
     module: str
@@ -15,8 +15,8 @@ class Entry(NamedTuple):
     examples: tuple[str, str]
 
 
-TASKS: dict[str, Entry] = {
-    "translate": Entry(
+TASKS: dict[str, TaskEntry] = {
+    "translate": TaskEntry(
         "regard.tasks.text.translate",
         "TRANSLATE",
         (
@@ -24,7 +24,7 @@ TASKS: dict[str, Entry] = {
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
         ),
     ),
-    "prefix": Entry(
+    "prefix": TaskEntry(
         "regard.tasks.text.prefix",
         "PREFIX",
         (
@@ -32,7 +32,7 @@ TASKS: dict[str, Entry] = {
             "regard train prefix data=pairs.tsv minutes=30",
         ),
     ),
-    "language": Entry(
+    "language": TaskEntry(
         "regard.tasks.text.language",
         "LANGUAGE",
         (
@@ -40,7 +40,7 @@ TASKS: dict[str, Entry] = {
             "regard train language data=folder like=llama size=small position=alibi",
         ),
     ),
-    "text": Entry(
+    "text": TaskEntry(
         "regard.tasks.text.text",
         "TEXT_TO_TEXT",
         (
@@ -48,7 +48,7 @@ TASKS: dict[str, Entry] = {
             "regard train text data=book.txt objective=spans like=t5",
         ),
     ),
-    "classify": Entry(
+    "classify": TaskEntry(
         "regard.tasks.text.classify",
         "TASK",
         (
@@ -56,7 +56,7 @@ TASKS: dict[str, Entry] = {
             "regard train classify data=photos family=swin minutes=30 out=runs/photos",
         ),
     ),
-    "images": Entry(
+    "images": TaskEntry(
         "regard.tasks.vision.images",
         "TASK",
         (
@@ -64,7 +64,7 @@ TASKS: dict[str, Entry] = {
             "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
         ),
     ),
-    "series": Entry(
+    "series": TaskEntry(
         "regard.tasks.series",
         "TASK",
         (
@@ -72,7 +72,7 @@ TASKS: dict[str, Entry] = {
             "regard train series data=folder chunk=4 size=small out=runs/series",
         ),
     ),
-    "pretrain": Entry(
+    "pretrain": TaskEntry(
         "regard.tasks.vision.pretrain",
         "PRETRAIN",
         (
@@ -80,7 +80,7 @@ TASKS: dict[str, Entry] = {
             "regard train pretrain data=photos family=swin mask_share=0.6 out=runs/masked",
         ),
     ),
-    "caption": Entry(
+    "caption": TaskEntry(
         "regard.tasks.vision.caption",
         "CAPTION",
         (
@@ -88,7 +88,7 @@ TASKS: dict[str, Entry] = {
             "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
         ),
     ),
-    "denoise": Entry(
+    "denoise": TaskEntry(
         "regard.tasks.vision.denoise",
         "DENOISE",
         (
@@ -96,7 +96,7 @@ TASKS: dict[str, Entry] = {
             "regard train denoise data=photos size=small noise=5,55 window=8 out=runs/denoiser",
         ),
     ),
-    "transcribe": Entry(
+    "transcribe": TaskEntry(
         "regard.tasks.sound.transcribe",
         "TASK",
         (
@@ -104,7 +104,7 @@ TASKS: dict[str, Entry] = {
             "regard train transcribe data=an4 decoder_depth=2 ctc_weight=0.3 out=runs/an4",
         ),
     ),
-    "sounds": Entry(
+    "sounds": TaskEntry(
         "regard.tasks.sound.sounds",
         "TASK",
         (
@@ -112,7 +112,7 @@ TASKS: dict[str, Entry] = {
             "regard train sounds data=digits pattern={label}_{speaker}_{take} test=*_[0-4].*",
         ),
     ),
-    "tag": Entry(
+    "tag": TaskEntry(
         "regard.tasks.text.tag",
         "TASK",
         (
@@ -120,7 +120,7 @@ TASKS: dict[str, Entry] = {
             "regard train tag data=train.conllu features=affixes size=small",
         ),
     ),
-    "fill": Entry(
+    "fill": TaskEntry(
         "regard.tasks.text.fill",
         "FILL",
         (
@@ -128,7 +128,7 @@ TASKS: dict[str, Entry] = {
             'regard run runs/masked "A dog [MASK] in the snow."',
         ),
     ),
-    "embed": Entry(
+    "embed": TaskEntry(
         "regard.tasks.text.embed",
         "EMBED",
         (

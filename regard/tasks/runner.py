@@ -19,7 +19,7 @@ from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, log
 from regard.metrics.evaluation import Evaluation, provenance
-from regard.modalities.base import Found, Modality, One
+from regard.modalities.base import FoundInputs, Modality, One
 from regard.native import fast
 from regard.native.processor import DTYPES
 from regard.settings import fill
@@ -181,7 +181,7 @@ class Runner(Generic[A]):
             )
         return inputs, one
 
-    def inputs_at(self, path: str, settings: Any) -> Found | None:
+    def inputs_at(self, path: str, settings: Any) -> FoundInputs | None:
         """The inputs that a file or folder is; None where they are its lines or rows."""
         return self.inputs.found(path, self.format, getattr(settings, "columns", None))
 

@@ -52,7 +52,7 @@ TOKENS = 128  # that a series is cut into, unless chunk= says
 
 
 @dataclass(frozen=True)
-class SeriesTable:
+class SeriesColumnSettings:
     """Where series and labels are in a table."""
 
     GROUP = "data"
@@ -62,7 +62,7 @@ class SeriesTable:
 
 
 @dataclass(frozen=True)
-class TrainSeries(SeriesTable, OneLabelTrain, TrainSettings):
+class TrainSeries(SeriesColumnSettings, OneLabelTrain, TrainSettings):
     """What a training of a classifier of series can be told."""
 
     schedule: str = "cosine"
@@ -89,7 +89,9 @@ class RunSeries(OneLabelRun, RunSettings):
 
 
 @dataclass(frozen=True)
-class EvalSeries(derived("EvalSeries", SeriesTable, OneLabelEval, BootstrapSettings, RunSeries)):
+class EvalSeries(
+    derived("EvalSeries", SeriesColumnSettings, OneLabelEval, BootstrapSettings, RunSeries)
+):
     """What to judge on, and how."""
 
     valid: str | None = setting(

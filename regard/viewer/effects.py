@@ -15,7 +15,7 @@ from regard.viewer.fonts import text_width
 from regard.viewer.heatmaps import bare
 from regard.viewer.overlays import as_rgb, overlay
 from regard.viewer.panels import BLUES, INK, LINE, MARGIN, SOFT, TITLE, Sheet, lines_of
-from regard.viewer.picture import Effects, Picture, Table
+from regard.viewer.picture import Effects, Picture, ValueTable
 
 _LUMINANCE = 0.299, 0.587, 0.114  # of red, green and blue (ITU-R BT.601)
 _SIGNED = LinearSegmentedColormap.from_list(
@@ -42,7 +42,7 @@ def draw_effects(picture: Picture) -> Sheet:
     return _draw_text(picture, effects)
 
 
-def head_table(effects: Effects) -> list[Table]:
+def head_table(effects: Effects) -> list[ValueTable]:
     """Return the effects of heads as a table: a row for each layer."""
     if not effects.heads:
         return []
@@ -52,14 +52,14 @@ def head_table(effects: Effects) -> list[Table]:
         values[row, : len(each)] = each
     columns = [str(n) for n in range(most)]
     name = f"heads: {_CUT}"
-    return [Table(name, values, list(effects.heads), columns)]
+    return [ValueTable(name, values, list(effects.heads), columns)]
 
 
-def edge_tables(effects: Effects, picture: Picture) -> list[Table]:
+def edge_tables(effects: Effects, picture: Picture) -> list[ValueTable]:
     """Return the effects of edges as tables of queries and keys."""
     named = {view.name: view for view in picture.views}
     return [
-        Table(
+        ValueTable(
             f"edges of {name}: {_CUT}",
             values,
             _names(named, name, 0, values.shape[0]),
@@ -78,7 +78,7 @@ def _names(views: dict, name: str, side: int, count: int) -> list[str]:
 # ---- the parts of a sheet ---------------------------------------------------------------------
 
 
-def table_size(table: Table) -> tuple[float, float, float, float]:
+def table_size(table: ValueTable) -> tuple[float, float, float, float]:
     """Return inches of a table's cells across and down, and of the labels left of and above it."""
     rows, columns = table.values.shape
     if rows * columns > _MAX_CELLS:
@@ -94,7 +94,7 @@ def table_size(table: Table) -> tuple[float, float, float, float]:
     return wide * columns, 0.2 * rows, left, above * math.sin(math.radians(55)) + 0.12
 
 
-def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
+def draw_table(sheet: Sheet, table: ValueTable, left: float, down: float) -> float:
     """Draw a table from a point on, and return where it ends below."""
     wide, high, before, above = table_size(table)
     sheet.write(table.name, left, down + 0.12, 8, INK)
@@ -139,7 +139,7 @@ def draw_table(sheet: Sheet, table: Table, left: float, down: float) -> float:
 
 def draw_tables(picture: Picture) -> Sheet:
     """Draw the tables of a picture, several beside each other where they fit."""
-    rows: list[list[tuple[Table, float, float]]] = []  # with the width and height of each
+    rows: list[list[tuple[ValueTable, float, float]]] = []  # with the width and height of each
     for table in picture.tables:
         cells, high, left, above = table_size(table)
         wide = max(left + cells, text_width(table.name) * 8 / 72) + 0.4
@@ -197,7 +197,7 @@ def _captions(effects: Effects) -> dict[str, np.ndarray]:
     return {_CUT: effects.effects, **maps}
 
 
-def _texts(picture: Picture, effects: Effects, tables: Sequence[Table]) -> list[str]:
+def _texts(picture: Picture, effects: Effects, tables: Sequence[ValueTable]) -> list[str]:
     words = [picture.title, effects.answer, effects.note, *effects.tokens]
     words += [word for table in tables for word in (table.name, *table.rows, *table.columns)]
     return [*words, *_captions(effects)]

@@ -183,7 +183,7 @@ class Effects:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ValueTable:
     """Numbers (rows, columns) with names on both sides, and a text in each cell if given.
 
     Where `signed`, 0 is white and the two signs have colours of their own.
@@ -215,7 +215,7 @@ class Picture:
     tiles_per_row: int = 0  # as many as fit unless given
     recording: Recording | None = None  # whose spectrogram the photo is
     effects: Effects | None = None  # what the output depends on, drawn in a PNG
-    tables: Sequence[Table] = ()  # drawn in a PNG
+    tables: Sequence[ValueTable] = ()  # drawn in a PNG
     tree: Tree | None = None  # what was considered on the way to the output
     units: Callable[[Picture], Picture] | None = None  # in which it is shown to a reader
 

@@ -23,7 +23,7 @@ MAX_FLOW_TOKENS = 96
 _LEAST = 1e-9  # a capacity below it counts as none
 
 
-class Layer(NamedTuple):
+class FlowLayer(NamedTuple):
     """What one layer passes on, (positions, positions), and the positions that it computes."""
 
     name: str
@@ -33,14 +33,14 @@ class Layer(NamedTuple):
     writes: Sequence[str] | None
 
 
-class Stack(NamedTuple):
+class FlowStack(NamedTuple):
     """The layers of a model from the first on, and the tokens of its input."""
 
-    layers: list[Layer]
+    layers: list[FlowLayer]
     tokens: list[str]
 
 
-def stack_of(views: Sequence[View]) -> Stack:
+def stack_of(views: Sequence[View]) -> FlowStack:
     """Return the layers of a picture's views of one text, or of a source and a target."""
     views = [view for view in views if not view.name.startswith("members.")]  # of an ensemble
     crosses = [view for view in views if view.name.endswith("cross")]
@@ -71,8 +71,8 @@ def stack_of(views: Sequence[View]) -> Stack:
     for name, (view, rows, computed) in seen.items():
         passed = np.eye(size)
         passed[computed] = (passed + attended[name])[computed] / 2
-        layers.append(Layer(view.name, passed, rows, view.row_tokens, view.writes))
-    return Stack(layers, source + target)
+        layers.append(FlowLayer(view.name, passed, rows, view.row_tokens, view.writes))
+    return FlowStack(layers, source + target)
 
 
 def is_source(view: View, crosses: Sequence[View]) -> bool:
@@ -80,7 +80,7 @@ def is_source(view: View, crosses: Sequence[View]) -> bool:
     return bool(crosses) and view.name.startswith("encoder")
 
 
-def roll_out(stack: Stack) -> list[np.ndarray]:
+def roll_out(stack: FlowStack) -> list[np.ndarray]:
     """Return what each layer's positions are made of, (positions, tokens), layer by layer."""
     rolled, found = np.eye(len(stack.tokens)), []
     for layer in stack.layers:
@@ -89,7 +89,7 @@ def roll_out(stack: Stack) -> list[np.ndarray]:
     return found
 
 
-def flow(stack: Stack, depth: int | None = None) -> np.ndarray:
+def flow(stack: FlowStack, depth: int | None = None) -> np.ndarray:
     """Return how much can flow from each position of a layer, the last unless given, to a token.
 
     That is the maximum flow through pipes as wide as what each layer passes on.
@@ -182,16 +182,16 @@ def _dinic(
                 break
 
 
-def _rolled(stack: Stack) -> list[np.ndarray]:
+def _rolled(stack: FlowStack) -> list[np.ndarray]:
     return [each[layer.rows] for each, layer in zip(roll_out(stack), stack.layers, strict=True)]
 
 
-def _flows(stack: Stack) -> list[np.ndarray]:
+def _flows(stack: FlowStack) -> list[np.ndarray]:
     return [flow(stack)]
 
 
 # name -> what is computed of a stack: for its last layers, or all, (positions, tokens)
-FOLLOWED: dict[str, Callable[[Stack], list[np.ndarray]]] = {"rollout": _rolled, "flow": _flows}
+FOLLOWED: dict[str, Callable[[FlowStack], list[np.ndarray]]] = {"rollout": _rolled, "flow": _flows}
 
 
 def follow(picture: Picture, view: str) -> Picture:

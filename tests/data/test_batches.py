@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.batches import Batches, Shuffled, pad
+from regard.data.batches import IndexBatches, Shuffled, pad
 from regard.data.store import (
     ImageStore,
     Store,
@@ -58,10 +58,10 @@ def kept_company(first, second):
 
 def test_any_order_of_asking_gives_the_same_batches():
     columns = lengths()
-    first = Batches(columns, 500, seed=7)
+    first = IndexBatches(columns, 500, seed=7)
     total = 6 * first.len_epoch()
     forward = [first[n].tolist() for n in range(total)]
-    second = Batches(columns, 500, seed=7)
+    second = IndexBatches(columns, 500, seed=7)
     order = np.random.default_rng(1).permutation(total)
     assert all(second[int(n)].tolist() == forward[n] for n in order[:300])
     far = 10**7
@@ -70,7 +70,7 @@ def test_any_order_of_asking_gives_the_same_batches():
 
 def test_epochs_and_seeds_differ_in_order_and_company():
     columns = lengths()
-    one, other = Batches(columns, 500, seed=1), Batches(columns, 500, seed=2)
+    one, other = IndexBatches(columns, 500, seed=1), IndexBatches(columns, 500, seed=2)
     assert [one[n].tolist() for n in range(9)] != [other[n].tolist() for n in range(9)]
     assert kept_company(epoch_rows(one, 0), epoch_rows(one, 1)) < 0.6
     assert kept_company(epoch_rows(one, 0), epoch_rows(other, 0)) < 0.6
@@ -87,7 +87,7 @@ shapes = st.lists(
 @given(shapes, st.integers(1, 300), st.integers(-5, 2**70), st.none() | st.integers(1, 9))
 def test_once_an_epoch_and_within_the_budget(shape, tokens, seed, max_rows):
     columns = [np.array(column) for column in zip(*shape, strict=True)]
-    batches = Batches(columns, tokens, seed, max_rows)
+    batches = IndexBatches(columns, tokens, seed, max_rows)
     for epoch in range(4):
         rows = epoch_rows(batches, epoch)
         assert sorted(np.concatenate(rows).tolist()) == list(range(len(shape)))
@@ -103,7 +103,7 @@ def test_shuffled_examples_come_in_another_order_in_each_epoch_and_by_each_seed(
 
 
 def test_a_plan_takes_steps_for_batches_not_for_examples():
-    batches = Batches(lengths(29_000), 1500, seed=1)
+    batches = IndexBatches(lengths(29_000), 1500, seed=1)
     for n in range(0, 3 * batches.len_epoch(), batches.len_epoch()):
         steps = count_steps(partial(batches.__getitem__, n))
         assert steps < 29_000 and steps < 60 * batches.len_epoch()
@@ -113,18 +113,18 @@ def test_what_batches_refuse():
     columns = lengths(10)
     for wrong in ([], [np.array([])], [columns[0], columns[1][:5]]):
         with pytest.raises(UsageError):
-            Batches(wrong, 100, 1)
+            IndexBatches(wrong, 100, 1)
     with pytest.raises(UsageError, match="batch_tokens=0"):
-        Batches(columns, 0, 1)
+        IndexBatches(columns, 0, 1)
     with pytest.raises(UsageError, match="rows"):
-        Batches(columns, 10, 1, max_rows=0)
+        IndexBatches(columns, 10, 1, max_rows=0)
     with pytest.raises(IndexError):
-        Batches(columns, 100, 1)[-1]
+        IndexBatches(columns, 100, 1)[-1]
 
 
 @pytest.mark.parametrize("tokens", [4096, 1500])
 def test_little_padding_on_multi30k(tokens, multi30k):
-    batches = Batches(multi30k, tokens, seed=1)
+    batches = IndexBatches(multi30k, tokens, seed=1)
     epochs = [epoch_rows(batches, epoch) for epoch in range(5)]
     for rows in epochs:
         assert padding(multi30k, rows) < 0.07

@@ -15,7 +15,7 @@ from regard.data.sound_augment import (
     warp_frequencies,
     warp_time,
 )
-from regard.data.spectrogram import FEATURES, SoundFormat
+from regard.data.spectrogram import SPECTROGRAM_KINDS, SoundFormat
 from regard.errors import UsageError
 from regard.settings import fill
 
@@ -95,7 +95,7 @@ def test_the_loudest_of_a_sound_sets_whispers_floor_for_all_its_frames():
     assert (loud[-90:] == loud.min()).all() and (alone.std(0) > 0).all()
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", SPECTROGRAM_KINDS)
 def test_the_number_of_frames_is_known_beforehand(features):
     format = SoundFormat(features=features)
     samples = speechlike(0.3)
@@ -105,7 +105,7 @@ def test_the_number_of_frames_is_known_beforehand(features):
         assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", SPECTROGRAM_KINDS)
 def test_a_frame_is_where_its_sound_is(features):
     """A click shows in the frame whose stretch it lies in."""
     format = SoundFormat(features=features, normalise="none")
@@ -133,7 +133,7 @@ def test_each_filter_of_a_sound_is_brought_to_mean_0_and_deviation_1():
     assert (louder - found).abs().max() < 0.2  # but for what lies at the floor
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", SPECTROGRAM_KINDS)
 def test_silence_is_no_number_of_its_own(features):
     for normalise in ("utterance", "none"):
         format = SoundFormat(features=features, normalise=normalise)

@@ -24,8 +24,8 @@ from regard.insight.alignments import (
 )
 from regard.insight.heads import (
     COLUMNS,
-    Layer,
-    Seen,
+    HeadInputs,
+    LayerScores,
     look_at,
     measure_heads,
     name_of,
@@ -48,7 +48,7 @@ TEXT = [*"abcdefgh", *"abcdefgh"]  # said twice
 def measure(weights: np.ndarray, rows, columns=None, kind="self", specials=()) -> dict[str, float]:
     """Return the scores of one head in one example."""
     view = View("layer", weights[None], rows, columns or rows, kind)
-    layer = Layer(1)
+    layer = LayerScores(1)
     layer.add(look_at(view, frozenset(specials)))
     return layer.scores()[0]
 
@@ -93,7 +93,7 @@ def test_a_head_that_looks_at_equal_tokens_is_a_same_token_head():
 
 def test_a_head_that_looks_behind_the_last_time_is_an_induction_head():
     # the distance is another in each text, so no offset explains it
-    layer = Layer(1)
+    layer = LayerScores(1)
     for length in (5, 7, 9):
         weights = np.tril(np.ones((2 * length, 2 * length)))
         weights /= weights.sum(1, keepdims=True)
@@ -135,7 +135,7 @@ def test_a_head_that_looks_everywhere_has_no_name(past: bool):
 
 
 def test_scores_are_means_over_the_queries_of_all_examples():
-    layer, half = Layer(1), 0.5 * at(-1, 4) + 0.5 * at(-2, 4)
+    layer, half = LayerScores(1), 0.5 * at(-1, 4) + 0.5 * at(-2, 4)
     for weights in (at(-1, 8), half):
         tokens = [str(n) for n in range(len(weights))]
         layer.add(look_at(View("layer", weights[None], tokens, tokens), frozenset()))
@@ -188,7 +188,7 @@ def test_a_head_that_looks_around_its_place_in_an_image_is_a_near_one():
     offset = places - places[:, None]
     around = (np.abs(offset) <= 1).all(-1)
     for weights, expected in ((around / around.sum(1, keepdims=True), 1.0), (~around, 0.0)):
-        seen = Seen(
+        seen = HeadInputs(
             np.asarray(weights, float)[None],
             np.arange(16),
             np.arange(16)[None],
@@ -196,7 +196,7 @@ def test_a_head_that_looks_around_its_place_in_an_image_is_a_near_one():
             offset.astype(float),
             words=False,
         )
-        layer = Layer(1)
+        layer = LayerScores(1)
         layer.add(seen)
         assert layer.scores()[0]["near"] == pytest.approx(expected)
 
@@ -441,6 +441,6 @@ def test_the_first_query_which_can_only_look_at_itself_tells_nothing_of_a_sink()
     tokens = np.array(list("abcde"), object)
     offset = (np.arange(5) - np.arange(5)[:, None])[..., None]
     none_special = np.zeros((1, 5), bool)
-    seen = Seen(np.eye(5)[None], tokens, tokens[None], none_special, offset)
+    seen = HeadInputs(np.eye(5)[None], tokens, tokens[None], none_special, offset)
     sums, queries = sink(seen)
     assert sums.tolist() == [0] and queries == 4

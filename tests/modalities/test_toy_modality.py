@@ -9,7 +9,7 @@ import pytest
 import regard
 from regard.cli import main
 from regard.modalities import MODALITIES
-from regard.tasks import TASKS, Entry
+from regard.tasks import TASKS, TaskEntry
 
 HERE = Path(__file__).parents[1]
 EXAMPLES = ("regard train clouds data=set.clouds", "regard train clouds data=set.clouds steps=9")
@@ -20,7 +20,7 @@ def registered(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     import toy_modality
 
-    monkeypatch.setitem(TASKS, "clouds", Entry("toy_modality", "TASK", EXAMPLES))
+    monkeypatch.setitem(TASKS, "clouds", TaskEntry("toy_modality", "TASK", EXAMPLES))
     monkeypatch.setitem(MODALITIES, "cloud", toy_modality.CLOUDS)
 
 

@@ -35,7 +35,7 @@ from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
 from regard.tasks.vision.caption import CAPTION, CaptionObjective
-from regard.tasks.vision.captioning import Batch, CaptionBatches, caption_loss, derangement
+from regard.tasks.vision.captioning import CaptionBatch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
 from tests.decode.test_beams import check_tree
 
@@ -186,7 +186,7 @@ def test_cached_equals_full_while_hypotheses_move(model: Any):
 def test_every_parameter_learns(model: Any):
     torch.manual_seed(2)
     texts = captions(16)
-    batch = Batch(images(8), texts, texts.roll(-1, 1), 112)
+    batch = CaptionBatch(images(8), texts, texts.roll(-1, 1), 112)
     caption_loss(model.train(), batch, 0.1, model.attention_tape()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
@@ -677,7 +677,7 @@ def test_padding_never_reaches_the_loss():
     writes = texts.roll(-1, 1)
     writes[1, 3:] = -1
     writes[2] = -1  # a caption that is not there
-    batch = Batch(some, texts, writes, 0)
+    batch = CaptionBatch(some, texts, writes, 0)
     loss = caption_loss(model, batch, 0.0)
     logits = model(some, texts).flatten(0, 1)
     right = F.cross_entropy(logits, writes.flatten(), ignore_index=-1, reduction="sum")

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.cli import main
-from regard.data.features import Features, split_words
+from regard.data.features import WordFeatures, split_words
 from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
 from regard.data.rows import RowEncoder, TextBatches
 from regard.data.tokenize import train_tokenizer
@@ -314,7 +314,7 @@ def test_a_token_of_several_types_has_the_sum_of_their_vectors():
 def test_hidden_words_are_as_many_as_asked_and_never_what_stands_around():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
     texts = [text for text, _ in rows(200, 2)]
-    features = Features("affixes", sorted({f"word {w}" for w in [*OTHERS, *COLOURS]}))
+    features = WordFeatures("affixes", sorted({f"word {w}" for w in [*OTHERS, *COLOURS]}))
     reader = RowEncoder(tokenizer, features)
     made = reader.texts(texts, 64)
     dropout = {"word_dropout": 0.3, "feature_dropout": 0.4}
@@ -341,7 +341,7 @@ def test_hidden_words_are_as_many_as_asked_and_never_what_stands_around():
 
 def test_features_of_a_word_follow_it_whatever_stands_before_its_frame():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
-    reader = RowEncoder(tokenizer, Features.learn("affixes", [["Undersea", "red"]] * 2, 1000))
+    reader = RowEncoder(tokenizer, WordFeatures.learn("affixes", [["Undersea", "red"]] * 2, 1000))
     words = ["dogs", "Undersea", "red"]
     row = reader.words(words, 100)
     one = reader.words(["Undersea"], 100)
@@ -354,15 +354,15 @@ def test_features_of_a_word_follow_it_whatever_stands_before_its_frame():
 
 def test_features_seen_once_are_nothing_and_a_folder_gives_them_back(tmp_path):
     sentences = [["a", "dog"], ["a", "dog", "runs"], ["the", "dog"]]
-    features = Features.learn("bigrams", sentences, 100)
+    features = WordFeatures.learn("bigrams", sentences, 100)
     assert features.known == ["<s> a", "a dog"]
     assert features.numbers(["a", "dog", "a"]).tolist() == [[1], [2], [0]]
-    assert Features.learn("bigrams", sentences, 1).known == ["<s> a"]
-    both = Features.learn("affixes+trigrams", sentences, 100, alone=True)
+    assert WordFeatures.learn("bigrams", sentences, 1).known == ["<s> a"]
+    both = WordFeatures.learn("affixes+trigrams", sentences, 100, alone=True)
     assert both.numbers([]).shape == (0, both.kinds) and both.kinds == 11
     assert both.numbers(["unheard"])[0, :1].tolist() == [0]
     both.save(tmp_path)
-    again = Features.load(tmp_path)
+    again = WordFeatures.load(tmp_path)
     assert again.alone and again.sha == both.sha and again.size == both.size == len(both.known) + 1
     assert (again.numbers(["a", "dog"]) == both.numbers(["a", "dog"])).all()
     for change in (
@@ -376,7 +376,7 @@ def test_features_seen_once_are_nothing_and_a_folder_gives_them_back(tmp_path):
     ):
         (tmp_path / "features.json").write_text(json.dumps({**json.loads(both.text), **change}))
         with pytest.raises(UsageError, match=r"features\.json"):
-            Features.load(tmp_path)
+            WordFeatures.load(tmp_path)
 
 
 def test_words_known_by_their_features_alone_are_learnt_and_unheard_ones_are_all_alike(

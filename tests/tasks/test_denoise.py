@@ -24,7 +24,7 @@ from regard.metrics.image import psnr
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
 from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
-from regard.tasks.vision.denoise import DENOISE, Crops
+from regard.tasks.vision.denoise import DENOISE, NoisyCrops
 from regard.viewer.placement import token_weights
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
@@ -257,7 +257,7 @@ def test_noise_is_taken_out_of_images_that_were_never_seen(trained, tmp_path):
 def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
     parts = load_photos(str(data), valid="0.1", channels=1).parts
     settings = DENOISE.resolve({"data": str(data), **FAST})
-    one, two = (Crops(parts["train"], settings) for _ in range(2))
+    one, two = (NoisyCrops(parts["train"], settings) for _ in range(2))
     for n in (5, 0, 5):
         for a, b in zip(one[n], two[n], strict=True):
             assert torch.equal(a, b)
@@ -272,11 +272,11 @@ def test_a_batch_depends_on_the_seed_and_its_number_alone(data):
 def test_pieces_are_cut_from_everywhere_and_turned_in_eight_ways(data):
     settings = DENOISE.resolve({"data": str(data), **FAST, "image": 2, "window": 2})
     image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
-    task = Crops([Photo("", "0", image)], settings)
+    task = NoisyCrops([Photo("", "0", image)], settings)
     chance = np.random.default_rng(0)
     seen = {tuple(task.crop(task.images[0], chance).flatten().tolist()) for _ in range(1000)}
     assert len(seen) == 4 * 8
-    small = Crops([Photo("", "0", image)], DENOISE.resolve({"data": "x", **FAST}))
+    small = NoisyCrops([Photo("", "0", image)], DENOISE.resolve({"data": "x", **FAST}))
     assert small.images[0].shape == (16, 16)
     assert small[0].clean.shape == (8, 1, 16, 16)
 

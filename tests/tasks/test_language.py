@@ -23,7 +23,7 @@ from regard.data.documents import TokenisedTexts, encode_running, load_texts
 from regard.data.masking import WholeWordMasking
 from regard.data.store import Column
 from regard.data.tokenize import SubwordTokenizer, train_tokenizer
-from regard.data.windows import CausalBatches, Crops, Packed, evenly_spread, spans_of
+from regard.data.windows import CausalBatches, Packed, TextCrops, evenly_spread, spans_of
 from regard.decode.generate import Continuation
 from regard.errors import UsageError
 from regard.tasks import task
@@ -241,7 +241,7 @@ def test_a_crop_is_a_stretch_of_the_text_and_what_comes_next(home):
 
 
 def test_the_last_token_of_a_text_can_be_guessed_and_none_beyond():
-    crops = Crops(np.arange(10), 50, 5, 1)
+    crops = TextCrops(np.arange(10), 50, 5, 1)
     seen = np.concatenate([crops[n].ids for n in range(20)])
     assert seen.min() == 0 and seen.max() == 9
     assert (np.diff(seen, axis=1) == 1).all()

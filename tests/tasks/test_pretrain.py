@@ -38,7 +38,7 @@ from regard.models.vit import ViT
 from regard.tasks.prepare import CodecBuilder
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import PRETRAIN
-from regard.tasks.vision.pretraining import MaskedBatches, recall_at_k
+from regard.tasks.vision.pretraining import MaskedImageBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
 
@@ -533,7 +533,8 @@ def test_masks_are_drawn_by_seed_and_step(stripes, tmp_path):
     codec = PRETRAIN.learning.codec(data, settings, CodecBuilder(tmp_path, None, None), None)
     _, model = PRETRAIN.learning.model(data, codec, settings, None)
     feeds = [
-        MaskedBatches(data, replace(settings, seed=seed), 16, model, codec) for seed in (1, 1, 2)
+        MaskedImageBatches(data, replace(settings, seed=seed), 16, model, codec)
+        for seed in (1, 1, 2)
     ]
     (one, noise), (same, again), (_, other) = (feed[5] for feed in feeds)
     assert torch.equal(one, same) and torch.equal(noise, again) and not torch.equal(noise, other)

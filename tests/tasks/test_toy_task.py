@@ -13,17 +13,17 @@ import pytest
 import regard
 from regard.cli import main
 from regard.examine.doctor import examiner_of
-from regard.tasks import TASKS, Entry, task
+from regard.tasks import TASKS, TaskEntry, task
 
 HERE = Path(__file__).parents[1]
 EXAMPLES = ("regard train count data=texts.tsv", "regard train count data=texts.tsv steps=10")
-ROW = Entry("toy_task", "COUNT", EXAMPLES)
+ROW = TaskEntry("toy_task", "COUNT", EXAMPLES)
 # a command line that knows the task, in a process of its own
 COMMAND = [
     sys.executable,
     "-c",
-    "import sys; from regard.tasks import TASKS, Entry; "
-    f"TASKS['count'] = Entry('toy_task', 'COUNT', {EXAMPLES!r}); "
+    "import sys; from regard.tasks import TASKS, TaskEntry; "
+    f"TASKS['count'] = TaskEntry('toy_task', 'COUNT', {EXAMPLES!r}); "
     "from regard.cli import main; sys.exit(main())",
 ]
 

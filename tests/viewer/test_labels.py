@@ -20,7 +20,7 @@ from regard.viewer import fonts
 from regard.viewer.drawing import Plot, draw_plots
 from regard.viewer.effects import draw_tables
 from regard.viewer.panels import Sheet
-from regard.viewer.picture import Picture, Table
+from regard.viewer.picture import Picture, ValueTable
 
 
 def corners(text: Text, renderer) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_tables_hold_numbers_of_any_size(heads, scale):
     values = scale * np.random.default_rng(0).normal(size=(4, heads))
     rows = [f"encoder.blocks.{n}.attention" for n in range(4)]
     tables = [
-        Table("loss added if a decoder layer reads an encoder layer", values, rows, columns)
+        ValueTable("loss added if a decoder layer reads an encoder layer", values, rows, columns)
         for columns in ([str(n) for n in range(heads)], [f"encoder.{n}" for n in range(heads)])
     ]
     note = "; ".join(f"part {n} of what was found" for n in range(12))

@@ -74,7 +74,7 @@ class _Job(ctypes.Structure):
     _fields_ += [(name, ctypes.c_void_p) for name in results]
 
 
-class Found(NamedTuple):
+class EngineText(NamedTuple):
     """A text: its tokens, the log-probability after each of them and of the end, and its score."""
 
     ids: list[int]
@@ -153,7 +153,7 @@ class Engine:
         bos: int,
         eos: int,
         ends: Sequence[int],
-    ) -> list[list[Found]] | None:
+    ) -> list[list[EngineText]] | None:
         """Texts of each source, best first; nothing where a number is not finite.
 
         Args:
@@ -205,11 +205,11 @@ class Engine:
         if not self.library.regard_translate(self.handle, ctypes.byref(job)):
             return None
         counts, steps, scores = (arrays[x].tolist() for x in ("counts", "steps", "scores"))
-        texts: list[list[Found]] = [[] for _ in sources]
+        texts: list[list[EngineText]] = [[] for _ in sources]
         for place, (many, passed) in enumerate(zip(counts, steps, strict=True)):
             if many >= 0:
                 ids = arrays["texts"][place, :many].tolist()
-                found = Found(ids, arrays["passed"][place, :passed].tolist(), scores[place])
+                found = EngineText(ids, arrays["passed"][place, :passed].tolist(), scores[place])
                 texts[order[place // n_best]].append(found)
         return texts
 

@@ -13,12 +13,12 @@ from regard.pretrained.config_keys import (
     sizes,
     without_nulls,
 )
-from regard.pretrained.format import Architecture, Format, Template
+from regard.pretrained.format import Architecture, Format, TokenTemplate
 from regard.pretrained.formats.rope import canonical
 from regard.pretrained.formats.vision import square_sizes
 from regard.pretrained.weight_names import Rule, WeightNames, block, within
 
-_TEMPLATE = Template(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
+_TEMPLATE = TokenTemplate(("bos", "A", "eos"), ("bos", "A", "eos", "eos", "B", "eos"), (0,) * 6)
 _IGNORED = (r"position_ids$",)
 _HARMLESS = ("logit_scale_init_value", "projection_dim")
 _KEYS = (

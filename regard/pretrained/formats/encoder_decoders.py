@@ -12,11 +12,11 @@ from regard.attention.positions import sinusoids
 from regard.errors import UsageError, lookup
 from regard.models.transformer import PRESETS, TransformerConfig
 from regard.pretrained.config_keys import Key, KeyGroup, Theirs, activation
-from regard.pretrained.format import ROBERTA_TEMPLATE, Architecture, Format, Template
+from regard.pretrained.format import ROBERTA_TEMPLATE, Architecture, Format, TokenTemplate
 from regard.pretrained.weight_names import Rule, WeightNames, block, each, head_width, within
 
-_EOS_ONCE = Template(("A", "eos"), ("A", "B", "eos"), (0, 0, 0))
-_EOS_TWICE = Template(("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
+_EOS_ONCE = TokenTemplate(("A", "eos"), ("A", "B", "eos"), (0, 0, 0))
+_EOS_TWICE = TokenTemplate(("A", "eos"), ("A", "eos", "B", "eos"), (0,) * 4)
 _TIED = {"head.weight": ("target.tokens.weight", "source.tokens.weight")}
 
 

@@ -24,7 +24,13 @@ from regard.pretrained.config_keys import (
     sizes,
     without_nulls,
 )
-from regard.pretrained.format import BERT_TEMPLATE, ROBERTA_TEMPLATE, Architecture, Format, Template
+from regard.pretrained.format import (
+    BERT_TEMPLATE,
+    ROBERTA_TEMPLATE,
+    Architecture,
+    Format,
+    TokenTemplate,
+)
 from regard.pretrained.formats.rope import (
     FULL,
     SLIDING,
@@ -606,7 +612,7 @@ _ESM = _format(
     prefix="esm.",
     ignored=(r"inv_freq$", r"contact_head\.", r"embeddings\.position_embeddings\."),
     canonical=_canonical_esm,
-    template=Template(),
+    template=TokenTemplate(),
 )
 
 FORMATS = (

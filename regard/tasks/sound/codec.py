@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.watch import watch
 from regard.data.augment import step_rng
-from regard.data.batches import Batches
+from regard.data.batches import IndexBatches
 from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
 from regard.data.sound_files import SUFFIXES
@@ -374,7 +374,7 @@ class SoundBatches:
         self.make, self.too_short = make, too_short
         frames = np.array([format.frames(n) for n in sounds.samples.tolist()])
         budget = max(1, round(settings.batch_seconds / format.hop))
-        self.batches = Batches([in_buckets(frames, settings.buckets)], budget, settings.seed)
+        self.batches = IndexBatches([in_buckets(frames, settings.buckets)], budget, settings.seed)
         self.plain = replace(settings.augment, speeds=(1.0,))
 
     def features(self, i: int, n: int, place: int) -> Tensor:

@@ -81,7 +81,7 @@ class EvalSounds(derived("EvalSounds", OneLabelEval, SoundEvalSettings, RunSound
     )
 
 
-class Batch(NamedTuple):
+class LabelledSoundBatch(NamedTuple):
     """Spectrograms (b, t, mels) with their frames (b), and the numbers of their labels (b)."""
 
     sound: Tensor
@@ -140,18 +140,18 @@ class LabelledSounds(LabelledInputs):
         """Batches of augmented spectrograms with their labels."""
         train = data["train"]
 
-        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> LabelledSoundBatch:
             labels = train.labels[torch.from_numpy(picked)]
-            return Batch(sound, lengths, labels.to(settings.device))
+            return LabelledSoundBatch(sound, lengths, labels.to(settings.device))
 
         return SoundBatches(train, runner.codec.format, settings, make)
 
-    def count(self, runner: Runner[Any], batch: Batch) -> tuple[int, int]:
+    def count(self, runner: Runner[Any], batch: LabelledSoundBatch) -> tuple[int, int]:
         """Sounds, which the loss counts, and the frames that were read."""
         return len(batch.labels), int(batch.lengths.sum())
 
     def loss(
-        self, runner: Runner[Any], batch: Batch, settings: Any, weights: Tensor | None
+        self, runner: Runner[Any], batch: LabelledSoundBatch, settings: Any, weights: Tensor | None
     ) -> Tensor:
         """Summed cross-entropy of the labels."""
         logits = runner.model(batch.sound, batch.lengths).float()

@@ -32,7 +32,7 @@ from regard.tasks.sound.codec import (
 from regard.tasks.sound.recogniser import Recogniser, TranscriptJudge, load_codec
 from regard.tasks.sound.transcribing import (
     CTC_WEIGHT,
-    Batch,
+    SpeechBatch,
     TranscribeEval,
     TranscribeRun,
     TranscribeTrain,
@@ -129,10 +129,10 @@ class SpeechObjective(Objective):
         def too_short(i: int, frames: int) -> bool:
             return int(model.out_lengths(torch.tensor(frames))) < needed[i]
 
-        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> Batch:
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> SpeechBatch:
             return make_batch([train.rows[i] for i in picked], sound, lengths, tokenizer, begin)
 
-        def loss(batch: Batch) -> Tensor:
+        def loss(batch: SpeechBatch) -> Tensor:
             smoothing, inter = settings.label_smoothing, settings.inter_ctc
             return speech_loss(model, batch, settings.ctc_weight, smoothing, inter)
 

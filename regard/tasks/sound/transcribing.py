@@ -221,7 +221,7 @@ def load_language_model(folder: str, tokenizer: Tokenizer, device: Any = "cpu") 
 # Batches
 
 
-class Batch(NamedTuple):
+class SpeechBatch(NamedTuple):
     """Spectrograms with their transcripts, shifted by one for a decoder."""
 
     sound: Tensor  # (b, t, mels)
@@ -240,7 +240,7 @@ def make_batch(
     lengths: Tensor,
     tokenizer: Tokenizer,
     begin: Sequence[int] = (),
-) -> Batch:
+) -> SpeechBatch:
     """Put spectrograms and the ids of their transcripts together.
 
     A decoder writes them after `begin`, or the tokenizer's own first token.
@@ -250,7 +250,7 @@ def make_batch(
     reads, _ = pad([np.concatenate([begin, row]) for row in rows], tokenizer.pad)
     given = [-1] * (len(begin) - 1)
     writes, _ = pad([np.concatenate([given, row, [tokenizer.eos]]) for row in rows], -1)
-    return Batch(
+    return SpeechBatch(
         sound,
         lengths,
         texts.to(device),
@@ -280,7 +280,7 @@ def usual_decoding(train: Sounds) -> tuple[dict[str, Any], str | None]:
 
 def speech_loss(
     model: Any,
-    batch: Batch,
+    batch: SpeechBatch,
     ctc_weight: float,
     smoothing: float,
     inter_ctc: float = 0.0,

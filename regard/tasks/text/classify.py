@@ -15,7 +15,7 @@ from regard.attention.watch import watch
 from regard.data.label_clusters import FILE, cluster_labels, load_clusters, save_clusters
 from regard.data.labelled import FINENESS, Example, ExampleFormat, ExampleReader
 from regard.data.labels import check_single_labels, label_table
-from regard.data.rows import Row, TextBatch, TextBatches, collate
+from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
 from regard.data.split import SPLITS
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log
@@ -137,7 +137,7 @@ class ClassifyCodec(LabelTextCodec):
                 f"cluster_beam={beam} is more than the {clusters} clusters of the model"
             )
 
-    def read(self, given: str, settings: Any) -> Row:
+    def read(self, given: str, settings: Any) -> TokenRow:
         """A text as a row of tokens."""
         return self.encoder.texts([given], self.longest(settings))[0]
 
@@ -149,21 +149,21 @@ class ClassifyCodec(LabelTextCodec):
             log(f"{truncated} of {len(inputs)} texts were cut at {longest} pieces")
         yield rows, [[]] * len(rows)
 
-    def raws(self, part: Sequence[Example], settings: Any) -> list[Row]:
+    def raws(self, part: Sequence[Example], settings: Any) -> list[TokenRow]:
         """Texts of a part as rows of tokens."""
         return self.encoder.texts([example.text for example in part], self.longest(settings))
 
-    def logits(self, model: Any, raws: Sequence[Row], settings: Any) -> Tensor:
+    def logits(self, model: Any, raws: Sequence[TokenRow], settings: Any) -> Tensor:
         """Logits (n, labels) of texts."""
         device = next(model.parameters()).device
         with ranking(model, settings):
             return model(**collate(raws, self.tokenizer.pad, device).inputs)
 
     @torch.inference_mode()
-    def probabilities(self, model: Any, raws: Sequence[Row], settings: Any) -> np.ndarray:
+    def probabilities(self, model: Any, raws: Sequence[TokenRow], settings: Any) -> np.ndarray:
         """Probability of each label (n, labels)."""
 
-        def forward(some: list[Row]) -> list[np.ndarray]:
+        def forward(some: list[TokenRow]) -> list[np.ndarray]:
             logits = self.logits(model, some, settings).float()
             return list(self.decision.loss.probs(logits).cpu().numpy())
 
@@ -171,11 +171,11 @@ class ClassifyCodec(LabelTextCodec):
         probs = in_batches(raws, [len(row.ids) for row in raws], forward, **limits)
         return np.stack(probs) if probs else np.zeros((0, len(self.labels)), np.float32)
 
-    def about(self, raw: Row) -> dict[str, Any]:
+    def about(self, raw: TokenRow) -> dict[str, Any]:
         """Whether a text was cut."""
         return {"cut": raw.truncated}
 
-    def tokens(self, model: Any, raw: Row) -> dict[str, Any]:
+    def tokens(self, model: Any, raw: TokenRow) -> dict[str, Any]:
         """Tokens of a text, and which of them the answer is read from."""
         spelled = self.encoder.spelled(raw)
         whole = getattr(model.config, "pool", "mean") in _WHOLE_POOLS
@@ -384,10 +384,10 @@ class LabelledTexts(LabelledText):
         table = codec.targets(data["train"])
         targets = table.astype(np.float32) if codec.decision.several else table.argmax(1)
 
-        def make(picked: np.ndarray, rows: list[Row], texts: TextBatch) -> LabelBatch:
+        def make(picked: np.ndarray, rows: list[TokenRow], texts: TextBatch) -> LabelBatch:
             return LabelBatch(texts, torch.from_numpy(targets[picked]).to(device))
 
-        def again(i: int, key: int) -> Row:
+        def again(i: int, key: int) -> TokenRow:
             return codec.encoder.texts([texts[i]], longest, [key])[0]
 
         return self.text_batches(rows, codec.encoder, make, again, settings)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.data.features import Features
+from regard.data.features import WordFeatures
 from regard.data.label_clusters import save_clusters
 from regard.data.rows import RowEncoder
 from regard.data.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ def load_encoder(
     tokenizer: Tokenizer = load_tokenizer(folder)
     features = None
     if config.get("features", "none") != "none":
-        features = Features.load(folder)
+        features = WordFeatures.load(folder)
         if features.size != model.config.types:
             raise UsageError(
                 f"{folder}: {features.size - 1} known features, "

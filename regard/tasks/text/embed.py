@@ -14,7 +14,7 @@ from regard.attention.watch import watch
 from regard.data.documents import Texts, load_texts
 from regard.data.labelled import Labelled, load_labelled
 from regard.data.parts import Dataset
-from regard.data.rows import Row, TextBatch, TextBatches, collate
+from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
 from regard.data.scored import ScoredPairReader
 from regard.decode.batching import in_batches
 from regard.errors import UsageError, log, lookup
@@ -160,7 +160,7 @@ class Embedder(Predictor[Embedded | Similar]):
         """The vectors of texts (n, w), and which texts were truncated."""
         rows = self.rows(texts, settings)
 
-        def embed(some: list[Row]) -> list[np.ndarray]:
+        def embed(some: list[TokenRow]) -> list[np.ndarray]:
             return list(self._forward(some, settings))
 
         limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
@@ -168,12 +168,12 @@ class Embedder(Predictor[Embedded | Similar]):
         table = np.stack(vectors) if vectors else np.zeros((0, self.model.config.block.width))
         return table, [row.truncated for row in rows]
 
-    def rows(self, texts: Sequence[str], settings: Any) -> list[Row]:
+    def rows(self, texts: Sequence[str], settings: Any) -> list[TokenRow]:
         """Tokens of texts."""
         return self.encoder.texts(texts, settings.max_length or self.max_length)
 
     @torch.inference_mode()
-    def _forward(self, rows: list[Row], settings: Any) -> np.ndarray:
+    def _forward(self, rows: list[TokenRow], settings: Any) -> np.ndarray:
         batch = collate(rows, self.tokenizer.pad, self.device)
         pooled = self.pooled(batch, settings)
         return (F.normalize(pooled, dim=-1) if settings.normalise else pooled).cpu().numpy()
@@ -326,7 +326,7 @@ class ShiftObjective(Objective):
         asked = embedder.check(replace(settings, pooling=pooling))
 
         @torch.no_grad()
-        def make(_: Any, rows: list[Row], texts: TextBatch) -> ShiftBatch:
+        def make(_: Any, rows: list[TokenRow], texts: TextBatch) -> ShiftBatch:
             return ShiftBatch(texts, embedder.pooled(texts, asked))
 
         def loss(batch: ShiftBatch) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
-from regard.data.features import FEATURES, Features, feature_functions, split_words
+from regard.data.features import WORD_FEATURES, WordFeatures, feature_functions, split_words
 from regard.data.labelled import Example, Labelled, Sentence, load_labelled
 from regard.data.labels import label_list, label_table, with_known_labels
 from regard.data.lines import ENCODINGS
-from regard.data.rows import Row, RowEncoder, TextBatch, TextBatches
+from regard.data.rows import RowEncoder, TextBatch, TextBatches, TokenRow
 from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class LabelTrain(LabelFormat, TrainSettings):
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     word_dropout: float = setting(0.0, "probability that a word is masked", min=0, max=1)
     features: str = setting(
-        "none", "features of words", choices=lambda: ("none", *FEATURES), joined_by="+"
+        "none", "features of words", choices=lambda: ("none", *WORD_FEATURES), joined_by="+"
     )
     feature_rows: int = setting(20_000, "maximum number of features", min=1, max=99_999)
     feature_dropout: float = setting(0.0, "probability that a feature is dropped", min=0, max=1)
@@ -286,8 +286,8 @@ class LabelledText(LabelledInputs):
         if settings.features != "none":
             words = (i.words if isinstance(i, Sentence) else split_words(i.text) for i in train)
             features = learnt(
-                lambda: Features.learn(settings.features, words, settings.feature_rows, alone),
-                load=Features.load,
+                lambda: WordFeatures.learn(settings.features, words, settings.feature_rows, alone),
+                load=WordFeatures.load,
                 save=lambda folder, features: features.save(folder),
             )
         dropout = settings.bpe_dropout
@@ -315,15 +315,15 @@ class LabelledText(LabelledInputs):
 
     def text_batches(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TokenRow],
         encoder: RowEncoder,
-        make: Callable[[np.ndarray, list[Row], TextBatch], LabelBatch],
-        again: Callable[[int, int], Row],
+        make: Callable[[np.ndarray, list[TokenRow], TextBatch], LabelBatch],
+        again: Callable[[int, int], TokenRow],
         settings: Any,
     ) -> TextBatches:
         """Batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
 
-        def redrawn(i: int, n: int) -> Row:
+        def redrawn(i: int, n: int) -> TokenRow:
             return again(i, mix(settings.seed, n, i))
 
         return TextBatches(

@@ -201,7 +201,7 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_LOSS))
 
 
-class Causal:
+class CausalObjective:
     """Every token is predicted from those before it."""
 
     runs_as = "language"  # the task that runs the trained model, and that its families serve
@@ -248,7 +248,7 @@ class Causal:
         }
 
 
-class Masked:
+class MaskedObjective:
     """Some words are masked, and predicted from all around them (Devlin et al. 2019)."""
 
     runs_as = "fill"
@@ -326,4 +326,7 @@ def masked_scores(
     return MaskedScores(loss, perplexity(loss), 100 * right / tokens)
 
 
-OBJECTIVES: dict[str, Causal | Masked] = {"causal": Causal(), "masked": Masked()}
+OBJECTIVES: dict[str, CausalObjective | MaskedObjective] = {
+    "causal": CausalObjective(),
+    "masked": MaskedObjective(),
+}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.data.batches import Batches as LengthBatches
+from regard.data.batches import IndexBatches as LengthBatches
 from regard.data.pairs import Corpus, load_pairs
 from regard.data.parallel import SIDES, PairBatch, PairBatches, learn_tokenizers, make_batch
 from regard.data.parts import Dataset

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard.attention.watch import watch
 from regard.data.features import split_words
 from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
-from regard.data.rows import Row, TextBatch, TextBatches, collate
-from regard.data.word_windows import Window, WordPlaces, sentence_windows, word_places
+from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
+from regard.data.word_windows import WordPlaces, WordWindow, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.modalities.text import WORDS
@@ -102,7 +102,7 @@ class TagCodec(LabelTextCodec):
     modality = WORDS
     join: str = "first"
 
-    def windows(self, sentences: Sequence[Sequence[str]], longest: int) -> list[Window]:
+    def windows(self, sentences: Sequence[Sequence[str]], longest: int) -> list[WordWindow]:
         """Overlapping windows of sentences."""
         return [
             window
@@ -110,7 +110,7 @@ class TagCodec(LabelTextCodec):
             for window in sentence_windows(self.encoder, words, longest, n)
         ]
 
-    def logits(self, model: Any, windows: Sequence[Window], settings: Any = None) -> Tensor:
+    def logits(self, model: Any, windows: Sequence[WordWindow], settings: Any = None) -> Tensor:
         """Logits (words, labels) of the words of windows."""
         device = next(model.parameters()).device
         texts = collate([window.row for window in windows], self.tokenizer.pad, device)
@@ -185,7 +185,7 @@ class Tagger(Predictor[Tagged]):
         return [np.concatenate(some) if some else nothing for some in answers]
 
     @torch.inference_mode()
-    def _forward(self, windows: list[Window]) -> list[np.ndarray]:
+    def _forward(self, windows: list[WordWindow]) -> list[np.ndarray]:
         """Probability of each tag of the words of each window."""
         logits = self.codec.logits(self.model, windows).float()
         sizes = [window.span.tag_to - window.span.tag_from for window in windows]
@@ -206,7 +206,7 @@ class Tagger(Predictor[Tagged]):
 
     # Looking
 
-    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[Window]]:
+    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[WordWindow]]:
         """Words of a text that is looked at, and its windows."""
         words = self._words(given, settings)
         if not words:
@@ -322,7 +322,7 @@ class LabelledWords(LabelledText):
                 f"read in overlapping windows ({more:,} more than sentences)"
             )
 
-        def make(picked: np.ndarray, rows: list[Row], texts: TextBatch) -> LabelBatch:
+        def make(picked: np.ndarray, rows: list[TokenRow], texts: TextBatch) -> LabelBatch:
             pairs = zip(picked.tolist(), rows, strict=True)
             places = word_places(
                 [windows[i]._replace(row=row) for i, row in pairs], texts.ids.shape[1], device
@@ -330,7 +330,7 @@ class LabelledWords(LabelledText):
             right = np.concatenate([targets[i] for i in picked.tolist()])
             return LabelBatch(texts, torch.from_numpy(right).to(device), places)
 
-        def again(i: int, key: int) -> Row:
+        def again(i: int, key: int) -> TokenRow:
             _, n, span = windows[i]
             return codec.encoder.words(train[n].words[span.first : span.last], longest, key)
 

@@ -184,7 +184,7 @@ class PrefixedTexts(Sources):
         return []
 
 
-class Denoising(Pairs):
+class CorruptedText(Pairs):
     """Plain text that was masked or shuffled, and is to be restored."""
 
     def check(self, settings: Any) -> None:
@@ -248,7 +248,7 @@ class Denoising(Pairs):
 _SOURCES = PrefixedTexts()
 _MATERIALS: dict[str, Pairs] = {
     "pairs": Pairs(_SOURCES),
-    **dict.fromkeys(CORRUPTIONS, Denoising(_SOURCES)),
+    **dict.fromkeys(CORRUPTIONS, CorruptedText(_SOURCES)),
 }
 
 

@@ -25,7 +25,7 @@ from regard.tasks.runner import Runner
 from regard.tasks.vision.caption_writer import CaptionJudge, CaptionWriter, load_codec
 from regard.tasks.vision.captioning import (
     FAMILY,
-    Batch,
+    CaptionBatch,
     CaptionBatches,
     EvalCaption,
     RunCaption,
@@ -172,7 +172,7 @@ class CaptionObjective(Objective):
         hard = decoder.kind == "recurrent" and decoder.cell.normalise == "sample"
         decoded = min(settings.valid_images, len(valid))
 
-        def loss(batch: Batch) -> Tensor:
+        def loss(batch: CaptionBatch) -> Tensor:
             tape = model.attention_tape() if hard or penalty else None
             return caption_loss(model, batch, settings.label_smoothing, tape, penalty)
 

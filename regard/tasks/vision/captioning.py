@@ -136,7 +136,7 @@ def shift(captions: Sequence[Sequence[np.ndarray]], tokenizer: Tokenizer, device
     return Shifted(inputs.to(device), targets.to(device))
 
 
-class Batch(NamedTuple):
+class CaptionBatch(NamedTuple):
     """Images, and some captions of each one after the other."""
 
     images: Tensor
@@ -179,7 +179,7 @@ class CaptionBatches:
         order = step_rng(self.settings.seed, pool, 11).permutation(_POOL)
         return some.reshape(_POOL, -1)[order[place]]
 
-    def __getitem__(self, n: int) -> Batch:
+    def __getitem__(self, n: int) -> CaptionBatch:
         """Return batch n."""
         picked, rng = self.pick(n), step_rng(self.settings.seed, n)
         pixels = self.train.read(picked)
@@ -196,7 +196,7 @@ class CaptionBatches:
         device = self.settings.device
         shifted = shift(captions, self.tokenizer, device)
         images = self.format.normalise(pixels.to(device))
-        return Batch(images, *shifted, int((shifted.targets >= 0).sum()))
+        return CaptionBatch(images, *shifted, int((shifted.targets >= 0).sum()))
 
     def epoch(self) -> float:
         """Return in how many batches all images are read once."""
@@ -205,7 +205,7 @@ class CaptionBatches:
 
 def caption_loss(
     model: TextModel,
-    batch: Batch,
+    batch: CaptionBatch,
     smoothing: float,
     tape: Any = None,
     doubly_stochastic: float = 0.0,

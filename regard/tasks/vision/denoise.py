@@ -38,10 +38,10 @@ from regard.tasks.runner import Runner
 from regard.tasks.vision.noise import (
     FAMILY,
     LOSSES,
-    Crops,
     Denoised,
     EvalDenoise,
     LookDenoise,
+    NoisyCrops,
     RunDenoise,
     TrainDenoise,
     as_image,
@@ -133,7 +133,7 @@ class DenoiseObjective(Objective):
             return {**scores, "better": scores["psnr"]}
 
         return Lesson(
-            batches=Crops(data["train"], settings),
+            batches=NoisyCrops(data["train"], settings),
             count=lambda batch: (batch.clean.numel(), len(batch.clean) * tokens),
             loss=lambda batch: error(model(batch.noisy, batch.sigma) - batch.clean).sum(),
             validate=validate,
@@ -144,7 +144,7 @@ class DenoiseObjective(Objective):
         )
 
 
-class Denoising(Predictor[Denoised]):
+class ImageDenoiser(Predictor[Denoised]):
     """Takes the noise out of images, grey or channel by channel."""
 
     Settings, Look = RunDenoise, LookDenoise
@@ -369,7 +369,7 @@ DENOISE = Task(
     name="denoise",
     holds="clean images",
     inputs=IMAGE,
-    predictor=Denoising,
+    predictor=ImageDenoiser,
     judge=DenoiseJudge(),
     load_codec=load_codec,
     objective=DenoiseObjective(),

@@ -65,7 +65,7 @@ class TrainImages(NoneTrain, OneLabelTrain, ImageTrainSettings):
 # Batches
 
 
-class Batch(NamedTuple):
+class LabelledImageBatch(NamedTuple):
     """Images, the targets (b, labels), and the logits of a teacher."""
 
     images: Tensor
@@ -118,13 +118,15 @@ class ImageBatches:
             smoothing=settings.label_smoothing,
         )
 
-    def __getitem__(self, n: int) -> Batch:
+    def __getitem__(self, n: int) -> LabelledImageBatch:
         """Return batch n."""
         picked, device = self.shuffled[n], self.settings.device
         pixels, labels = self.train.read(picked), self.train.labels[torch.from_numpy(picked)]
         images, targets = self.augment(pixels, labels, step_rng(self.settings.seed, n))
         images, targets = images.to(device), targets.to(device)
-        return Batch(images, targets, None if self.teacher is None else self.teacher(images))
+        return LabelledImageBatch(
+            images, targets, None if self.teacher is None else self.teacher(images)
+        )
 
     def epoch(self) -> float:
         """Return in how many batches all images are read once."""
@@ -203,14 +205,14 @@ class LabelledImages(LabelledInputs):
             teacher = Teacher(other, theirs, runner.codec, settings.device)
         return ImageBatches(data["train"], settings, runner.codec, teacher)
 
-    def count(self, runner: Runner[Any], batch: Batch) -> tuple[int, int]:
+    def count(self, runner: Runner[Any], batch: LabelledImageBatch) -> tuple[int, int]:
         """Images, which the loss counts, and their tokens."""
         size = runner.codec.format.size
         height, width = runner.model.grid((size, size))
         return len(batch.images), len(batch.images) * height * width
 
     def loss(
-        self, runner: Runner[Any], batch: Batch, settings: Any, weights: Tensor | None
+        self, runner: Runner[Any], batch: LabelledImageBatch, settings: Any, weights: Tensor | None
     ) -> Tensor:
         """Summed cross-entropy of the labels, and that of distillation."""
         if batch.theirs is None:

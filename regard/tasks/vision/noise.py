@@ -123,7 +123,7 @@ class Denoised(Answer):
         return fields
 
 
-class Batch(NamedTuple):
+class NoisyBatch(NamedTuple):
     """Crops of images with noise, without, and its standard deviation."""
 
     noisy: Tensor
@@ -131,7 +131,7 @@ class Batch(NamedTuple):
     sigma: Tensor
 
 
-class Crops:
+class NoisyCrops:
     """Batch n of random crops with noise, a pure function of (seed, n)."""
 
     def __init__(self, train: Sequence[Photo], settings: Any):
@@ -139,7 +139,7 @@ class Crops:
         self.images = [mirrored(photo.pixels[0].numpy(), self.side) for photo in train]
         self.shuffled = Shuffled(len(self.images), settings.batch, settings.seed)
 
-    def __getitem__(self, n: int) -> Batch:
+    def __getitem__(self, n: int) -> NoisyBatch:
         """Return batch n."""
         rng = step_rng(self.settings.seed, n)
         crops = [self.crop(self.images[i], rng) for i in self.shuffled[n].tolist()]
@@ -148,7 +148,7 @@ class Crops:
         sigma = torch.from_numpy(rng.uniform(low, high, len(clean)).astype(np.float32)) / 255
         noise = torch.from_numpy(rng.standard_normal(clean.shape, np.float32))
         noisy = clean + sigma[:, None, None, None] * noise
-        return Batch(*(x.to(self.settings.device) for x in (noisy, clean, sigma)))
+        return NoisyBatch(*(x.to(self.settings.device) for x in (noisy, clean, sigma)))
 
     def crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Cut a random crop out of an image, rotated and mirrored at random."""

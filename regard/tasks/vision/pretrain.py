@@ -54,7 +54,7 @@ from regard.tasks.vision.photos import (
 from regard.tasks.vision.pretraining import (
     BATCHES,
     OBJECTIVES,
-    CaptionBatches,
+    ClipBatches,
     LookPretrain,
     RunPretrain,
     TrainPretrain,
@@ -174,7 +174,7 @@ class PretrainObjective(Objective):
             scores["better"] = -scores["loss"]
             if data.classes:
                 scores["neighbours"] = neighbour_accuracy(model.encoder, data, format)
-            if isinstance(batches, CaptionBatches):
+            if isinstance(batches, ClipBatches):
                 texts = text_vectors(model, batches.rows["valid"], batches.pad)
                 near = image_vectors(model, data["valid"], format) @ texts.mT
                 recalls = recall_at_k(near, [len(some) for some in data.captions["valid"]])

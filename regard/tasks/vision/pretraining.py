@@ -159,7 +159,7 @@ class PretrainBatches:
         return total / len(self.valid)
 
 
-class MaskedBatches(PretrainBatches):
+class MaskedImageBatches(PretrainBatches):
     """Masks are drawn anew for each image at each step (He et al. 2022, Xie et al. 2022)."""
 
     def __init__(
@@ -198,7 +198,7 @@ class NoiseBatches(PretrainBatches):
         return images, torch.from_numpy(rng.standard_normal(shape, np.float32)).to(images.device)
 
 
-class CaptionBatches(PretrainBatches):
+class ClipBatches(PretrainBatches):
     """Each image with one of its captions (CLIP, Radford et al. 2021)."""
 
     def take_captions(
@@ -225,10 +225,10 @@ class CaptionBatches(PretrainBatches):
 
 
 BATCHES: dict[str, type[PretrainBatches]] = {
-    "mae": MaskedBatches,
-    "simmim": MaskedBatches,
+    "mae": MaskedImageBatches,
+    "simmim": MaskedImageBatches,
     "simclr": ViewBatches,
-    "clip": CaptionBatches,
+    "clip": ClipBatches,
     "vae": NoiseBatches,
 }
 
