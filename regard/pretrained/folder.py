@@ -12,10 +12,8 @@ from torch import nn
 from regard.errors import UsageError, lookup
 from regard.files import errors_in, read_json, write_json
 from regard.files.weights import float_state
-from regard.models.bert import BertConfig
 from regard.models.ensemble import members_of
 from regard.models.folder import FOLDER_FORMAT, STRANGE, assign_weights, build_on_meta
-from regard.models.protocols import Model
 from regard.models.vit import ViTConfig
 from regard.pretrained.config_keys import Theirs, shortened
 from regard.pretrained.format import Format
@@ -32,7 +30,6 @@ from regard.pretrained.generation import KNOWN as GENERATION_KEYS
 from regard.pretrained.generation import WRITING_TASKS, export_generation
 from regard.pretrained.mae_decoder import ARCHITECTURE as MAE
 from regard.pretrained.mae_decoder import export_with_decoder
-from regard.pretrained.modernbert import as_modernbert, from_modernbert, modernbert_config
 from regard.pretrained.shards import open_weights, write_shards
 from regard.pretrained.task_config import read_task_config, write_task_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
@@ -150,9 +147,6 @@ def import_folder(
     }
     tensors = convert(format, settings, empty, weights, places, named)
     assign_weights(model, {name: tensor.to(device) for name, tensor in tensors.items()})
-    if format.model_type == "modernbert":  # one that we exported, perhaps
-        model = from_modernbert(model).to(device)
-        config["model"] = dataclasses.asdict(model.config)
     return model.eval(), config, tokenizers
 
 
@@ -193,7 +187,7 @@ def export_weights(
     if whole is not None and (both := export_with_decoder(whole, model.config)):
         (theirs, tensors), format, named = both, find_format("vit_mae"), MAE
     else:
-        model, format, theirs = _choose_format(model, config, dtype)
+        format, theirs = _choose_format(config, model.config)
         named = format.architecture(task, model.config)
         tensors = to_theirs(format, model.config, float_state(model), named)
         tensors |= format.derived(model.config)
@@ -217,31 +211,18 @@ def export_weights(
     return format.model_type
 
 
-def _choose_format(model: Model, config: Theirs, dtype: str) -> tuple[Any, Format, dict[str, Any]]:
-    """Return a model with a format that holds it and its config.json.
+def _choose_format(config: Theirs, settings: Any) -> tuple[Format, dict[str, Any]]:
+    """Return a format that holds a model of these settings, and its config.json.
 
-    It is the format that the model came in, if it still fits, or another one; a classifier by the
-    mean of its vectors becomes a ModernBERT with the same logits.
+    It is the format that the model came in, if it still fits, or another one.
     """
     task, came = str(config["task"]), config.get("imported")
     came = came.get("model_type") if isinstance(came, dict) else None
-    try:
-        if isinstance(came, str) and came in FORMATS:
-            theirs, lost = write_exactly(FORMATS[came], model.config, task)
-            if not lost:
-                return model, FORMATS[came], theirs
-        return model, *fitting(str(config["family"]), model.config, task)
-    except UsageError:
-        bert = model.config if isinstance(model.config, BertConfig) else None
-        alike = modernbert_config(bert) if bert else None
-        if alike is None:
-            raise
-        if dtype == "float16":
-            raise UsageError(
-                "dtype=float16 is too coarse for the head of a classifier with pool=mean; "
-                "choose float32 or bfloat16"
-            ) from None
-        return as_modernbert(model, alike), *fitting(str(config["family"]), alike, task)
+    if isinstance(came, str) and came in FORMATS:
+        theirs, lost = write_exactly(FORMATS[came], settings, task)
+        if not lost:
+            return FORMATS[came], theirs
+    return fitting(str(config["family"]), settings, task)
 
 
 def _special_ids(theirs: Theirs, tokenizer: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ FORMATS: dict[str, Format] = {
 # A setting that a format refuses counts as so many that differ.
 _REFUSAL = 3
 # family -> what makes a model whose parts public formats have
-_EXPORTABLE = {"vit": "like=vit", "bert": "like=bert", "gpt": "like=gpt2"}
+_EXPORTABLE = {"vit": "like=vit", "bert": "like=bert or pool=roberta", "gpt": "like=gpt2"}
 
 
 def read_any_config(folder: str | Path) -> tuple[dict[str, Any] | None, bool]:
