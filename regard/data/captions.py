@@ -10,7 +10,7 @@ from regard.data.images import ImageData, Images
 from regard.data.in_memory import home_of
 from regard.data.labelled import hash_items
 from regard.data.pairs import PairReader
-from regard.data.parts import named_files
+from regard.data.parts import PARTS, named_files
 from regard.errors import UsageError
 
 
@@ -64,20 +64,25 @@ def captions_in(
 
 
 def read_captions(
-    data: Path, valid: str | None, columns: str | None, header: bool | None
+    data: Path,
+    valid: str | None,
+    columns: str | None,
+    header: bool | None,
+    test: str | None = None,
+    parts: Sequence[str] = ("train", "valid"),
 ) -> dict[str, list[str]]:
-    """Read all captions to train and to validate on."""
+    """Read all captions of some parts, those to train and to validate on unless told."""
     captions: dict[str, list[str]] = {}
-    for part in ("train", "valid") if data.is_dir() else ("train",):
+    for part in parts if data.is_dir() else ("train",):
         captions |= captions_in(data, part, columns, header)
-    if valid:
-        beside = (data if data.is_dir() else data.parent) / valid
-        for path in [path for path in (Path(valid), beside) if path.is_file()][:1]:
-            captions |= captions_in(path, "valid", columns, header)
+    home = data if data.is_dir() else data.parent
+    for given in filter(None, (valid, test)):
+        path = next((path for path in (Path(given), home / given) if path.is_file()), None)
+        captions |= captions_in(path, "", columns, header) if path else {}
     if not captions:
         raise UsageError(
             f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "
-            "folder with train.tsv"
+            f"folder with {parts[-1]}.tsv"
         )
     return captions
 
@@ -89,19 +94,8 @@ def captions_of(images: Images, captions: Mapping[str, Sequence[str]]) -> list[l
 
 def all_captions_of(images: Images, settings: Any) -> list[list[str]]:
     """Return the captions of each image of a part, wherever the data of an evaluation have them."""
-    data = Path(str(settings.data))
-    home = data if data.is_dir() else data.parent
-    captions: dict[str, list[str]] = {}
-    for part in ("train", "valid", "test") if data.is_dir() else ("train",):
-        captions |= captions_in(data, part, settings.columns, settings.header)
-    for given in (settings.valid, settings.test):
-        for path in [Path(given), home / given] if given else []:
-            if path.is_file():
-                captions |= captions_in(path, "", settings.columns, settings.header)
-    mine = captions_of(images, captions)
+    data, given = Path(str(settings.data)), (settings.valid, settings.columns, settings.header)
+    mine = captions_of(images, read_captions(data, *given, settings.test, tuple(PARTS)))
     if not any(map(any, mine)):
-        raise UsageError(
-            f"{data}: no captions of these images; expected a TSV of paths and captions, or a "
-            "folder with test.tsv"
-        )
+        raise UsageError(f"{data}: no captions of these images; name their table with test=")
     return mine

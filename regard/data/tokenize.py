@@ -101,24 +101,8 @@ class SubwordTokenizer(OwnTokenizer):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
-        shown: list[str] = []
-        waiting = b""  # the bytes of a character that is not complete yet
-        for number in ids:
-            spelling = self._spelling(number)
-            if number < len(SPECIALS):
-                shown.append(SPECIALS[number])
-            elif number >= len(FIRST):
-                shown.append(visible(spelling.decode()))
-            else:
-                shown.append(_BYTES[number - len(SPECIALS)])
-                waiting = waiting + spelling if 0x80 <= spelling[0] < 0xC0 else spelling
-                try:
-                    character = waiting.decode()
-                except UnicodeDecodeError:
-                    continue
-                shown[-len(waiting) :] = [visible(character)] + ["·"] * (len(waiting) - 1)
-            waiting = b""
-        return shown
+        spelt = ((self._spelling(n), FIRST[n] if n < len(FIRST) else "") for n in ids)
+        return join_bytes((name, spelling or name.encode()) for spelling, name in spelt)
 
     def sampler(self, p: float, seed: int, variants: int = 16) -> "BpeDropout":
         """Return an encoder that splits words by BPE dropout, differently for every key."""
@@ -404,3 +388,21 @@ def visible(piece: str) -> str:
     """Show spaces as ▁ and what cannot be printed as an escape."""
     shown = (c if c.isprintable() else repr(c)[1:-1] for c in piece.replace(" ", "▁"))
     return "".join(shown)
+
+
+def join_bytes(pieces: Iterable[tuple[str, bytes]]) -> list[str]:
+    """What to show for each piece, of a name and bytes; one character in several at the first."""
+    shown: list[str] = []
+    waiting, parts = b"", 0  # bytes of a character that is not complete yet, and their pieces
+    for name, spelling in pieces:
+        shown.append(visible(name))
+        if waiting and not (spelling and 0x80 <= spelling[0] < 0xC0):
+            waiting, parts = b"", 0
+        try:
+            text = (waiting + spelling).decode()
+        except UnicodeDecodeError:
+            waiting, parts = waiting + spelling, parts + 1
+            continue
+        shown[-1 - parts :] = [visible(text)] + ["·"] * parts
+        waiting, parts = b"", 0
+    return shown

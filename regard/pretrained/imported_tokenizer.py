@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from regard.data.tokenize import visible
+from regard.data.tokenize import join_bytes
 from regard.errors import UsageError
 from regard.files import errors_in, read_json, write_atomically
 from regard.pretrained.tokenizer_checks import (
@@ -299,22 +299,7 @@ class ImportedTokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
-        shown: list[str] = []
-        waiting = b""  # the bytes of a character that is not complete yet
-        parts = 0  # and the number of pieces they came in
-        for number in ids:
-            spelling = self._spelling(number)
-            shown.append(visible(self._name(number) or ""))
-            if waiting and not (spelling and 0x80 <= spelling[0] < 0xC0):
-                waiting, parts = b"", 0
-            try:
-                text = (waiting + spelling).decode()
-            except UnicodeDecodeError:
-                waiting, parts = waiting + spelling, parts + 1
-                continue
-            shown[-1 - parts :] = [visible(text)] + ["·"] * parts
-            waiting, parts = b"", 0
-        return shown
+        return join_bytes((self._name(number) or "", self._spelling(number)) for number in ids)
 
     def _name(self, number: int) -> str | None:
         if not 0 <= number < self.rows:

@@ -97,9 +97,7 @@ def draw_plots(
     texts = [title, *lines, *(t for row in rows for p in row for t in (p.title, p.x, p.y) if t)]
     texts += filter(None, headings)
     sheet = Sheet(width, height, texts)
-    sheet.write(title, MARGIN, 0.32, 11, INK, width - 2 * MARGIN)
-    for number, line in enumerate(lines):
-        sheet.write(line, MARGIN, 0.54 + NOTE * number, 8, SOFT)
+    sheet.head(title, lines)
     down = TITLE + NOTE * len(lines)
     for row, heading, high in zip(rows, headings, highs, strict=True):
         under_it, across = down + high - under - size[1], MARGIN

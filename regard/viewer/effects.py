@@ -105,8 +105,6 @@ def draw_table(sheet: Sheet, table: ValueTable, left: float, down: float) -> flo
     norm = Normalize(-most, most) if table.signed else Normalize(0, most)
     colours = _SIGNED if table.signed else BLUES
     axes.imshow(values, cmap=colours, norm=norm, aspect="auto")
-    for edge in axes.spines.values():
-        edge.set_color(LINE)
     style = sheet.style(7)
     rows, columns = table.values.shape
     for row, name in enumerate(table.rows):
@@ -156,7 +154,7 @@ def draw_tables(picture: Picture) -> Sheet:
     down = TITLE + 0.2 * len(notes)
     high = down + sum(max(high for _, _, high in row) for row in rows) + MARGIN
     sheet = Sheet(across + 2 * MARGIN, high, [picture.title, *notes, *words])
-    _head(sheet, picture, notes)
+    sheet.head(picture.title, notes)
     for row in rows:
         at = MARGIN
         for table, wide, _ in row:
@@ -164,13 +162,6 @@ def draw_tables(picture: Picture) -> Sheet:
             at += wide
         down += max(high for _, _, high in row)
     return sheet
-
-
-def _head(sheet: Sheet, picture: Picture, notes: Sequence[str]) -> None:
-    """Write the title and what stands under it."""
-    sheet.write(picture.title, MARGIN, 0.32, 11, room=sheet.width - 2 * MARGIN)
-    for number, note in enumerate(notes):
-        sheet.write(note, MARGIN, 0.52 + 0.2 * number, 8, SOFT, sheet.width - 2 * MARGIN)
 
 
 def _bars(axes: Axes, values: np.ndarray, *, upright: bool = False) -> None:
@@ -221,7 +212,7 @@ def _draw_text(picture: Picture, effects: Effects) -> Sheet:
     notes = [f"→ {effects.answer}", effects.note]
     width = across + beside + 2 * MARGIN + (0.35 if tables else 0.0)
     sheet = Sheet(max(width, 8.0), TITLE + 0.4 + high + 0.45, _texts(picture, effects, tables))
-    _head(sheet, picture, notes)
+    sheet.head(picture.title, notes)
     top = TITLE + 0.4 + 0.25
     for number, (name, values) in enumerate(columns.items()):
         at = MARGIN + left + number * (_BARS + 0.15)
@@ -269,7 +260,7 @@ def _draw_photo(picture: Picture, effects: Effects, grid: TokenGrid) -> Sheet:
     below = sum(h + above + 0.34 for _, h, _, above in map(table_size, tables))
     width = max(2 * MARGIN + len(panels) * (_SIDE + 0.12), 7.0)
     sheet = Sheet(width, TITLE + 0.75 + high + below + 0.2, _texts(picture, effects, tables))
-    _head(sheet, picture, [f"→ {effects.answer}", effects.note])
+    sheet.head(picture.title, [f"→ {effects.answer}", effects.note])
     for number, (name, pixels) in enumerate(panels.items()):
         at = MARGIN + number * (_SIDE + 0.12)
         sheet.write(name, at, TITLE + 0.6, 8, INK, _SIDE)
@@ -291,7 +282,7 @@ def _draw_sound(picture: Picture, effects: Effects) -> Sheet:
     sheet = Sheet(
         wide + left + MARGIN, TITLE + 0.6 + high + below + 0.3, _texts(picture, effects, tables)
     )
-    _head(sheet, picture, [f"→ {effects.answer}", effects.note])
+    sheet.head(picture.title, [f"→ {effects.answer}", effects.note])
     down = TITLE + 0.5
     axes = sheet.axes(left, down, wide, 1.2, xticks=[], yticks=[])
     span = picture.recording.seconds

@@ -73,8 +73,6 @@ class HeatMap(Panel):
         slanted = {"rotation": math.degrees(_SLANT), "rotation_mode": "anchor"}
         for j in range(0, len(columns), every):
             axes.text(j + 0.1, away, columns[j], ha="left", va="bottom", **slanted, **style)
-        for edge in axes.spines.values():
-            edge.set_color(LINE)
         if max(len(rows), len(columns)) <= _MAX_GRID:
             across, down = np.arange(1, len(columns)) - 0.5, np.arange(1, len(rows)) - 0.5
             axes.vlines(across, -0.5, len(rows) - 0.5, color=LINE, linewidth=0.5)

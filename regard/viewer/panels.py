@@ -70,11 +70,21 @@ class Sheet:
         at = left / self.width, 1 - down / self.height
         self.figure.text(*at, shown, **self.style(size, colour))
 
+    def head(self, title: str, notes: Sequence[str] = ()) -> None:
+        """Write a title, and notes under it."""
+        room = self.width - 2 * MARGIN
+        self.write(title, MARGIN, 0.32, 11, room=room)
+        for number, note in enumerate(notes):
+            self.write(note, MARGIN, 0.52 + NOTE * number, 8, SOFT, room)
+
     def axes(self, left: float, down: float, width: float, height: float, **options: Any) -> Axes:
-        """Add axes, of which `left` and `down` are the upper left corner."""
+        """Add axes with soft edges, of which `left` and `down` are the upper left corner."""
         low = 1 - (down + height) / self.height
         box = left / self.width, low, width / self.width, height / self.height
-        return self.figure.add_axes(box, **options)
+        axes = self.figure.add_axes(box, **options)
+        for edge in axes.spines.values():
+            edge.set_color(LINE)
+        return axes
 
     def png(self, dpi: float = _DPI) -> bytes:
         """Return the figure as PNG, with fewer dots per inch where it would be too large."""
@@ -159,9 +169,7 @@ def lay_out(
     height = TITLE + NOTE * len(notes) + bottom
     height += sum(map(sum, (headings, above, heights, captions)))
     sheet = Sheet(width, height, texts)
-    sheet.write(title, MARGIN, 0.32, 11, room=width - 2 * MARGIN)
-    for number, note in enumerate(notes):
-        sheet.write(note, MARGIN, 0.52 + NOTE * number, 8, SOFT, width - 2 * MARGIN)
+    sheet.head(title, notes)
     down = TITLE + NOTE * len(notes)
     for row, panels in enumerate(rows):
         down += headings[row] + above[row]

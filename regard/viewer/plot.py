@@ -214,8 +214,6 @@ def plain(axes: Axes) -> None:
     """Leave no more lines around a plot than are read."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    for edge in axes.spines.values():
-        edge.set_color(LINE)
     axes.tick_params(labelsize=8, colors=SOFT, length=2.5, color=LINE)
     axes.grid(axis="both", color=LINE, linewidth=0.5)
     axes.set_axisbelow(True)

@@ -150,9 +150,7 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
     total += sum(each + gaps for each in heights) + 1.0
     names = [*texts, *recording.units, *(name for view in views for name in view.row_tokens)]
     sheet = Sheet(_WIDE + left + MARGIN, total, [picture.title, *notes, *names])
-    sheet.write(picture.title, MARGIN, 0.32, 11, room=_WIDE)
-    for number, note in enumerate(notes):
-        sheet.write(note, MARGIN, 0.52 + 0.2 * number, 8, SOFT, _WIDE)
+    sheet.head(picture.title, notes)
     down = TITLE + 0.2 * len(notes) + 0.1
     span = 0.0, recording.seconds
 
@@ -160,8 +158,6 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
         nonlocal down
         axes = sheet.axes(left, down, _WIDE, height, xlim=span, yticks=[])
         axes.tick_params(labelsize=7, colors=SOFT, length=2, color=LINE, labelbottom=False)
-        for edge in axes.spines.values():
-            edge.set_color(LINE)
         down += height + space
         return axes
 

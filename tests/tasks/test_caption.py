@@ -664,7 +664,7 @@ def test_data_without_captions_are_refused(run: Path, photos: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="no table of images and captions"):
         train(tmp_path, tmp_path / "out")
     assert main(["eval", str(run), f"data={tmp_path}", "part=train"]) == 2
-    assert "no captions of these images" in capsys.readouterr().err
+    assert "no table of images and captions" in capsys.readouterr().err
     assert main(["eval", str(run), f"data={photos}"]) == 2
     assert "no test part" in capsys.readouterr().err
     assert main(["run", str(run), "x.png", "n_best=9"]) == 2
