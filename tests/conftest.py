@@ -1,7 +1,9 @@
 """What every test stands on: few threads, no network, and the real data where it is there."""
 
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # A shell lets what it starts in the background ignore Ctrl-C, which some tests send.
@@ -15,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+from tests.zoo import Zoo  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,3 +43,27 @@ def bfloat16() -> None:
 
     if why := unsupported_reason("bfloat16"):
         pytest.skip(f"this processor cannot compute in bfloat16: {why}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory) -> Iterator[Path]:
+    """A cache of this session's own, with the user's kernels, which take a while to compile."""
+    from regard.files import cache_folder
+    from regard.native import library
+
+    library()
+    folder = tmp_path_factory.mktemp("cache")
+    for path in cache_folder().glob("native-*"):
+        shutil.copy(path, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory, cache) -> Zoo:
+    """Small data and trained models, which all workers share."""
+    home = tmp_path_factory.getbasetemp()
+    home = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "zoo"
+    home.mkdir(exist_ok=True)
+    return Zoo(home)

@@ -47,18 +47,11 @@ def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("chats")
     rows = [json.dumps({"messages": chat(n)}) + "\n" for n in range(120)]
     (home / "chats.jsonl").write_text("".join(rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        how = {"depth": 2, "width": 48, "heads": 4, "ffn_width": 96, "pieces": 300, "context": 64}
-        how |= {"steps": 220, "valid_every": 220, "batch_tokens": 1024, "lr": 0.006, "dropout": 0}
-        how |= {"warmup": 20, "threads": 1, "quiet": True}
-        regard.train("language", data=home / "chats.jsonl", out=home / "run", **how)
+    how = {"depth": 2, "width": 48, "heads": 4, "ffn_width": 96, "pieces": 300, "context": 64}
+    how |= {"steps": 220, "valid_every": 220, "batch_tokens": 1024, "lr": 0.006, "dropout": 0}
+    how |= {"warmup": 20, "threads": 1, "quiet": True}
+    regard.train("language", data=home / "chats.jsonl", out=home / "run", **how)
     return home
-
-
-@pytest.fixture(autouse=True)
-def _cache(home, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(home / "cache"))
 
 
 def test_it_answers_in_rounds(home):

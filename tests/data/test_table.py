@@ -344,16 +344,14 @@ def test_data_in_memory_are_files_like_others(tmp_path: Path, monkeypatch, name,
     assert not [name for name in (tmp_path / "tables").iterdir() if name.name.startswith(".")]
 
 
-def test_missing_values_of_a_frame_are_no_texts(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+def test_missing_values_of_a_frame_are_no_texts():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"text": ["a", None], "label": ["x", "y"]})
     assert "the text is empty" in mistake(lambda: examples(Path(on_disk(frame))))
 
 
 @pytest.mark.parametrize("data", [7, [], [7], [{"text": b"x"}], {"text": "abc"}, b"text"])
-def test_what_is_no_data_is_refused(tmp_path: Path, monkeypatch, data):
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+def test_what_is_no_data_is_refused(data):
     mistake(lambda: on_disk(data))
 
 

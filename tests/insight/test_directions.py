@@ -47,20 +47,13 @@ def home(tmp_path_factory) -> Path:
         (home / "shapes" / kind).mkdir(parents=True)
         for n in range(80):
             Image.fromarray(shape(kind, rng)).save(home / "shapes" / kind / f"{n}.png")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        how = {"data": home / "shapes", "valid": 0.25, "patch": 4, "threads": 1, "quiet": True}
-        how |= {"depth": 1, "width": 32, "heads": 2, "ffn_width": 64, "augment": "none"}
-        own = {"objective": "variational", "latent": 4, "pretrainer.width": 8, "batch": 32}
-        how |= {"lr": 0.004, "steps": 120, "valid_every": 120, "warmup": 10, "ema": 0.9}
-        regard.train("pretrain", out=home / "vae", **how, **own)
-        regard.train("images", out=home / "judge", **{**how, "steps": 40, "valid_every": 40})
+    how = {"data": home / "shapes", "valid": 0.25, "patch": 4, "threads": 1, "quiet": True}
+    how |= {"depth": 1, "width": 32, "heads": 2, "ffn_width": 64, "augment": "none"}
+    own = {"objective": "variational", "latent": 4, "pretrainer.width": 8, "batch": 32}
+    how |= {"lr": 0.004, "steps": 120, "valid_every": 120, "warmup": 10, "ema": 0.9}
+    regard.train("pretrain", out=home / "vae", **how, **own)
+    regard.train("images", out=home / "judge", **{**how, "steps": 40, "valid_every": 40})
     return home
-
-
-@pytest.fixture(autouse=True)
-def _cache(home, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(home / "cache"))
 
 
 # The autoencoder

@@ -21,12 +21,10 @@ def masked(tmp_path_factory) -> Path:
     words = [*TEXTS[0].split(), "watch", "pear", "red", "the", "tree", "sits", "by"]
     rows = [" ".join(words[(3 * n + k * k) % len(words)] for k in range(8)) for n in range(200)]
     (home / "book.txt").write_text("\n".join(rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        how = {"depth": 2, "width": 16, "heads": 2, "ffn_width": 32, "pieces": 300, "context": 16}
-        how |= {"steps": 2, "valid_every": 2, "batch_tokens": 128, "lr": 0.01, "threads": 1}
-        how |= {"data": home / "book.txt", "objective": "masked", "quiet": True}
-        regard.train("language", out=home / "run", **how)
+    how = {"depth": 2, "width": 16, "heads": 2, "ffn_width": 32, "pieces": 300, "context": 16}
+    how |= {"steps": 2, "valid_every": 2, "batch_tokens": 128, "lr": 0.01, "threads": 1}
+    how |= {"data": home / "book.txt", "objective": "masked", "quiet": True}
+    regard.train("language", out=home / "run", **how)
     return home / "run"
 
 

@@ -38,6 +38,7 @@ from regard.recipes import RECIPES, recipe, resolve_data
 from regard.tasks import task as task_class
 from regard.training import fit
 from regard.viewer.plot import draw_curves, draw_scores
+from tests.zoo import WORDS, turned
 
 TINY: dict[str, Any] = {
     "from": "en",
@@ -66,27 +67,18 @@ SMALL: dict[str, Any] = {
     "warmup": 1,
     "threads": 1,
 }
-WORDS = ["a", "dog", "cat", "runs", "sits", "sees", "the", "red", "house", "tree", "in", "under"]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """Return a folder with pairs of sentences and a text."""
-    folder = tmp_path_factory.mktemp("compare")
-    (folder / "pairs").mkdir()
-    chance = random.Random(0)
-    for part, count in (("train", 120), ("valid", 8)):
-        lines = [" ".join(chance.choices(WORDS, k=chance.randint(2, 7))) for _ in range(count)]
-        (folder / "pairs" / f"{part}.en").write_text("".join(line + "\n" for line in lines))
-        turned = (" ".join(reversed(line.split())) for line in lines)
-        (folder / "pairs" / f"{part}.de").write_text("".join(line + "\n" for line in turned))
-    (folder / "text.txt").write_text(" ".join(chance.choices(WORDS, k=2000)))
-    return folder
+def home(zoo) -> Path:
+    """A folder with pairs of sentences and a text."""
 
+    def write(folder: Path) -> None:
+        (folder / "pairs").mkdir()
+        turned(folder / "pairs")
+        (folder / "text.txt").write_text(" ".join(random.Random(0).choices(WORDS, k=2000)))
 
-@pytest.fixture(autouse=True)
-def own_cache(home, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(home / "cache"))
+    return zoo.once("compare", write)
 
 
 def pairs(home: Path, out: Path, **more: Any) -> dict[str, Any]:
@@ -98,9 +90,7 @@ def pairs(home: Path, out: Path, **more: Any) -> dict[str, Any]:
 def whole(home, tmp_path_factory) -> Path:
     """Return a comparison of two variants and two seeds that nothing interrupted."""
     out = tmp_path_factory.mktemp("whole") / "lab"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        regard.compare("translate", **pairs(home, out))
+    regard.compare("translate", **pairs(home, out))
     return out
 
 
@@ -419,7 +409,7 @@ def killed(given: dict[str, Any], cache: str, at: int) -> None:
 def test_killed_comparison_goes_on_and_ends_the_same(home, whole, tmp_path, monkeypatch):
     out = tmp_path / "lab"
     given = pairs(home, out, save_every=0)
-    process = FORK.Process(target=killed, args=(given, str(home / "cache"), 7))
+    process = FORK.Process(target=killed, args=(given, os.environ["REGARD_CACHE"], 7))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
@@ -556,9 +546,7 @@ def test_in_parallel_the_results_are_the_same(home, whole, tmp_path):
 def lengths(home, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("lengths") / "lab"
     given = {"data": str(home / "text.txt"), "out": str(out), **SMALL, "seeds": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        regard.compare("language", **given, position="learned,rotary,alibi")
+    regard.compare("language", **given, position="learned,rotary,alibi")
     return out
 
 

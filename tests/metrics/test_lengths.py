@@ -296,7 +296,6 @@ def test_the_three_of_the_recipe_have_about_as_many_parameters():
 
 
 def test_one_command_trains_all_three_and_judges_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     quick = {"joined": (30,), "samples": 100, "beam": 1, "max_length": 4}
     monkeypatch.setattr(ladder, "EVAL", quick)
     for part in ("train", "val", "test"):

@@ -213,8 +213,7 @@ def test_the_task_takes_a_family_and_a_rung():
         LANGUAGE.resolve({"data": "x", "family": "ladder", "objective": "masked"})
 
 
-def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+def test_one_command_trains_all_five_and_each_goes_on_writing(tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("Row, row, row your boat, gently down the stream. " * 30)
     found = regard.compare(

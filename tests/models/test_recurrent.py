@@ -408,14 +408,6 @@ def train(home: Path, out: str, **values) -> Path:
     return home / out
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Keep tokenised data out of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
     """Return a translator that has learned a little."""

@@ -38,6 +38,8 @@ from regard.tasks.vision.caption import CAPTION, CaptionObjective
 from regard.tasks.vision.captioning import CaptionBatch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
 from tests.decode.test_beams import check_tree
+from tests.zoo import ANIMALS
+from tests.zoo import disc as photo
 
 # ---- the model --------------------------------------------------------------------------------
 
@@ -361,71 +363,12 @@ def test_nobody_gets_its_own_image():
 
 # ---- the task ---------------------------------------------------------------------------------
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (40, 60, 220)}
-
-
-def photo(colour: str, place: str, seed: int) -> Image.Image:
-    """Draw a disc on noise."""
-    pixels = np.random.default_rng(seed).integers(90, 130, (24, 24, 3)).astype(np.uint8)
-    y, x = np.mgrid[:24, :24]
-    pixels[np.hypot(y - (6 if place == "top" else 17), x - 12) < 5] = COLOURS[colour]
-    return Image.fromarray(pixels)
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Draw photos of coloured discs, with two or three captions each."""
-    home = tmp_path_factory.mktemp("photos")
-    (home / "images").mkdir()
-    rand, number = np.random.default_rng(0), 0
-    for part, count in (("train", 48), ("dev", 12)):
-        rows = []
-        for _ in range(count):
-            colour, place = str(rand.choice(list(COLOURS))), str(rand.choice(["top", "bottom"]))
-            photo(colour, place, number).save(home / "images" / f"{number}.png")
-            told = [f"A {colour} disc at the {place} .", f"a disc that is {colour}"]
-            told += [f"at the {place} is a disc , left of nothing"] if number % 3 == 0 else []
-            rows += [f"images/{number}.png\t{text}\n" for text in told]
-            number += 1
-        (home / f"{part}.tsv").write_text("".join(rows))
-    return home
-
-
-SMALL = {
-    "like": "cct",
-    "image": 24,
-    "patch": 4,
-    "depth": 1,
-    "width": 24,
-    "heads": 2,
-    "ffn_width": 48,
-    "decoder_depth": 1,
-    "decoder_width": 32,
-    "decoder_heads": 2,
-    "decoder_ffn_width": 64,
-    "cell_width": 48,
-    "pieces": 320,
-    "batch": 16,
-    "steps": 60,
-    "warmup": 10,
-    "lr": 0.01,
-    "ema": 0.0,
-    "dropout": 0.0,
-    "label_smoothing": 0.0,
-    "augment": "flip",
-    "max_length": 16,
-    "valid_every": 60,
-}
+SMALL = {**ANIMALS["caption"].settings, "steps": 60, "valid_every": 60}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(autouse=True)
-def cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_CACHE", str(home / "cache"))
 
 
 def train(photos: Path, out: Path, **settings: Any) -> Any:
@@ -434,21 +377,28 @@ def train(photos: Path, out: Path, **settings: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, home: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGARD_CACHE", str(home / "cache"))
-        train(photos, home / "seeing", steps=100, valid_every=100)
-        train(photos, home / "blind", blind="true", steps=20, valid_every=20)
-    return home / "seeing"
+def photos(zoo) -> Path:
+    return zoo.data("caption")
+
+
+@pytest.fixture(scope="module")
+def run(zoo) -> Path:
+    return zoo.model("caption")
+
+
+@pytest.fixture(scope="module")
+def blind(zoo, photos: Path) -> Path:
+    how = {"blind": "true", "steps": 20, "valid_every": 20}
+    return zoo.once("blind", lambda out: train(photos, out, **how))
 
 
 def scores_of(result: Any) -> dict[str, float]:
     return {score.name: score.value for score in result.scores}
 
 
-def test_a_captioner_learns_to_look_and_a_blind_one_cannot(run: Path, photos: Path):
+def test_a_captioner_learns_to_look_and_a_blind_one_cannot(run, blind, photos: Path):
     result = regard.evaluate(
-        str(run), data=str(photos), part="valid", shuffle="true", against=str(run.parent / "blind")
+        str(run), data=str(photos), part="valid", shuffle="true", against=str(blind)
     )
     scores = scores_of(result)
     assert scores["loss"] < 0.6 and scores["CIDEr-D"] > 100
@@ -458,10 +408,8 @@ def test_a_captioner_learns_to_look_and_a_blind_one_cannot(run: Path, photos: Pa
     assert set(compared) == {"BLEU-4", "chrF2", "CIDEr-D"}
     assert compared["CIDEr-D"].ours > compared["CIDEr-D"].theirs and compared["CIDEr-D"].p < 0.05
     assert compared["BLEU-4"].ours == pytest.approx(scores["BLEU-4"])
-    blind = regard.evaluate(
-        str(run.parent / "blind"), data=str(photos), part="valid", shuffle="true"
-    )
-    assert scores_of(blind)["what its own image is worth"] == 0
+    judged = regard.evaluate(str(blind), data=str(photos), part="valid", shuffle="true")
+    assert scores_of(judged)["what its own image is worth"] == 0
     assert json.loads((run / "scores.jsonl").read_text().splitlines()[0])["scores"]
 
 

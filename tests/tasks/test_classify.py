@@ -42,57 +42,20 @@ from regard.tasks import task as task_class
 from regard.tasks.runner import Runner
 from regard.tasks.text.classify import TASK as CLASSIFY
 from regard.tasks.text.classify import ClassifyCodec
+from tests.zoo import ANIMALS, COLOURS, OTHERS, write_tsv
+from tests.zoo import colour_rows as rows
 
-COLOURS = ["red", "green", "blue"]
-OTHERS = ["a", "dog", "cat", "the", "house", "tree", "runs", "sits", "under", "big", "small"]
-SMALL = {
-    "steps": 80,
-    "depth": 1,
-    "width": 32,
-    "heads": 2,
-    "ffn_width": 64,
-    "pieces": 400,
-    "batch_tokens": 512,
-    "warmup": 10,
-    "lr": 0.01,
-    "ema": 0.9,
-    "dropout": 0.0,
-    "label_smoothing": 0.02,
-    "valid_every": 40,
-    "threads": 1,
-}
-
-
-def rows(number: int, seed: int) -> list[tuple[str, str]]:
-    """Return texts with one colour, which is their label."""
-    chance = random.Random(seed)
-    found = []
-    for _ in range(number):
-        words = chance.choices(OTHERS, k=chance.randint(2, 8))
-        colour = chance.choice(COLOURS)
-        words.insert(chance.randint(0, len(words)), colour)
-        found.append((" ".join(words), colour.upper()))
-    return found
-
-
-def write_tsv(path, some_rows) -> None:
-    path.write_text("".join(f"{text}\t{label}\n" for text, label in some_rows))
+SMALL = ANIMALS["classify"].settings
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("colours")
-    for part, number in (("train", 300), ("valid", 40), ("test", 50)):
-        write_tsv(folder / f"{part}.tsv", rows(number, number))
-    return folder
+def data(zoo):
+    return zoo.data("classify")
 
 
 @pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "colours"
-    report = regard.train("classify", data=str(data), out=str(out), quiet=True, **SMALL)
-    assert report.finished
-    return out
+def trained(zoo):
+    return zoo.model("classify")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +66,8 @@ def classifier(trained) -> Runner:
 # What is learnt
 
 
-def test_a_simple_rule_is_learnt_wholly(data, trained):
+def test_a_simple_rule_is_learnt_wholly(data, zoo, tmp_path):
+    trained = zoo.copy("classify", tmp_path / "run")
     result = regard.evaluate(str(trained), data=str(data))
     assert {s.name: s.value for s in result.scores}["accuracy"] == 100.0
     assert all(row.f1 == 100.0 for row in result.classes)
@@ -210,15 +174,6 @@ def test_a_text_that_is_too_long_is_read_up_to_there_and_the_user_is_told(classi
     assert long.probabilities == pytest.approx(short.probabilities, abs=1e-6)
     assert long.cut and not short.cut and long.record(classifier.check({}))["cut"] is True
     assert "1 of 1 texts were cut at 10 pieces" in capsys.readouterr().err
-
-
-def test_the_command_line_answers_line_for_line(trained, tmp_path, capsys):
-    assert main(["run", str(trained), "a red dog", "the blue cat"]) == 0
-    assert capsys.readouterr().out == "RED\nBLUE\n"
-    assert main(["--json", "run", str(trained), "a red dog"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["prediction"] == "RED" and 0 < told["probability"] <= 1
-    assert main(["look", str(trained), "a red dog", f"out={tmp_path / 'seen.html'}"]) == 0
 
 
 def test_gold_labels_are_kept_and_answers_of_an_evaluation_are_written(

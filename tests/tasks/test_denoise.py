@@ -26,6 +26,8 @@ from regard.models.folder import load_folder, save_config, save_weights
 from regard.recipes import RECIPES, recipe
 from regard.tasks.vision.denoise import DENOISE, NoisyCrops
 from regard.viewer.placement import token_weights
+from tests.zoo import ANIMALS
+from tests.zoo import bar as bars
 
 BLOCK = BlockConfig(16, 2, 24, dropout=0.0)
 SMALL = DenoiserConfig(image=16, depth=2, every=1, block=BLOCK, window=4)
@@ -35,22 +37,6 @@ KINDS = {
     "pixels": replace(SMALL, patch=1, position="none", block=replace(BLOCK, score="gaussian")),
     "patches of 3": replace(SMALL, patch=3, window=3, position="continuous", depth=5, every=2),
     "rotary": replace(SMALL, position="rotary", block=replace(BLOCK, norm="rms", kv_heads=1)),
-}
-FAST = {
-    "steps": 30,
-    "depth": 2,
-    "width": 16,
-    "heads": 2,
-    "ffn_width": 16,
-    "every": 1,
-    "window": 4,
-    "image": 16,
-    "batch": 8,
-    "warmup": 3,
-    "lr": 0.01,
-    "ema": 0.8,
-    "valid_every": 15,
-    "threads": 1,
 }
 
 
@@ -216,29 +202,18 @@ def test_noise_depends_on_the_image_and_the_seed_alone():
     assert abs(float(one.std()) - 1) < 0.1
 
 
-def bars(seed: int, size: tuple[int, int] = (40, 34)) -> np.ndarray:
-    """Return an image of soft bars, which noise is easily told from."""
-    rand = np.random.default_rng(seed)
-    down, right = np.mgrid[: size[0], : size[1]] / rand.uniform(4, 9, 2)[:, None, None]
-    return (128 + 100 * np.sin(down + right)).astype(np.uint8)
+FAST = {**ANIMALS["denoise"].settings, "steps": 30}
+del FAST["valid"]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    home = tmp_path_factory.mktemp("bars")
-    (home / "more").mkdir()
-    for i in range(24):  # of which the names could be those of mosaics
-        Image.fromarray(bars(i)).save(home / ("more" if i % 3 else ".") / f"test_{i:02}.png")
-    return home
+def data(zoo) -> Path:
+    return zoo.data("denoise")
 
 
 @pytest.fixture(scope="module")
-def trained(data, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "bars"
-    told = {**FAST, "steps": 60, "valid": "0.1"}
-    report = regard.train("denoise", data=str(data), out=str(out), quiet=True, **told)
-    assert report.finished
-    return out
+def trained(zoo) -> Path:
+    return zoo.model("denoise")
 
 
 def test_noise_is_taken_out_of_images_that_were_never_seen(trained, tmp_path):

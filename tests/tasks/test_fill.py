@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,44 +64,15 @@ def roberta(tmp_path_factory) -> Path:
     return folder
 
 
-SENTENCES = ["the red dog sleeps.", "the red cat sleeps.", "a red dog runs.", "the cat runs home."]
-
-
 @pytest.fixture(scope="module")
-def own(tmp_path_factory) -> Iterator[Path]:
+def own(zoo) -> Path:
     """A model of ours that has learnt a few sentences."""
-    home = tmp_path_factory.mktemp("fill")
-    rows = [{"text": text} for text in SENTENCES * 20]
-    (home / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (home / "valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
-    patch = pytest.MonkeyPatch()
-    patch.setenv("REGARD_CACHE", str(home / "cache"))
-    regard.train(
-        "language",
-        quiet=True,
-        objective="masked",
-        data=str(home),
-        out=str(home / "run"),
-        steps=250,
-        valid_every=250,
-        pieces=300,
-        width=32,
-        depth=1,
-        heads=2,
-        ffn_width=64,
-        context=16,
-        batch_tokens=256,
-        lr=0.01,
-        warmup=10,
-        threads=1,
-    )
-    yield home
-    patch.undo()
+    return zoo.model("fill")
 
 
 @pytest.fixture(scope="module")
 def filler(own) -> Runner:
-    return regard.load(own / "run")
+    return regard.load(own)
 
 
 def probabilities(model: Runner, ids: list[int], at: int) -> torch.Tensor:
@@ -289,38 +259,39 @@ def test_there_is_nothing_to_train():
 # ---- judging and looking
 
 
-def test_accuracy_is_in_percent_and_guesses_are_written(own, bert, tmp_path):
-    how = {"data": str(own), "part": "valid", "batch_tokens": 256}
-    result = regard.evaluate(own / "run", **how, outputs=tmp_path / "out.jsonl")
+def test_accuracy_is_in_percent_and_guesses_are_written(zoo, own, bert, tmp_path):
+    how = {"data": str(zoo.data("fill")), "part": "valid", "batch_tokens": 256}
+    result = regard.evaluate(own, **how, outputs=tmp_path / "out.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     right = sum(row["token"] == row["prediction"] for row in rows)
     assert 100 * right / len(rows) == pytest.approx(result["accuracy"])
     assert result["accuracy"] > 1  # which a share could not be
-    metrics = (own / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = (own / "metrics.jsonl").read_text().splitlines()
     told = [json.loads(line) for line in metrics if "accuracy" in line]
     assert max(row.get("valid/accuracy", row.get("accuracy", 0)) for row in told) > 1
-    regard.evaluate(own / "run", **how, outputs=tmp_path / "out.txt")
+    regard.evaluate(own, **how, outputs=tmp_path / "out.txt")
     assert len((tmp_path / "out.txt").read_text().splitlines()) == len(rows)
 
 
-def test_evaluate_is_the_validation_of_the_training(own):
-    lines = (own / "run" / "metrics.jsonl").read_text().splitlines()
+def test_evaluate_is_the_validation_of_the_training(zoo, tmp_path):
+    own = zoo.copy("fill", tmp_path / "run")
+    lines = (own / "metrics.jsonl").read_text().splitlines()
     scores = [json.loads(line) for line in lines]
     valid = [row for row in scores if "valid/loss" in row][-1]
-    result = regard.evaluate(own / "run", data=str(own), part="valid", batch_tokens=256)
+    result = regard.evaluate(own, data=str(zoo.data("fill")), part="valid", batch_tokens=256)
     found = {score.name: score.value for score in result.scores}
     assert found["loss"] == pytest.approx(valid["valid/loss"], rel=1e-5)
     assert found["accuracy"] == pytest.approx(valid["valid/accuracy"], rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert "mask_share:0.15|whole words" in str(result)
-    assert (own / "run" / "scores.jsonl").exists()
+    assert (own / "scores.jsonl").exists()
 
 
-def test_evaluate_judges_public_checkpoints_too(bert, own):
-    result = regard.evaluate(bert, data=str(own), part="valid", against=bert)
+def test_evaluate_judges_public_checkpoints_too(bert, zoo):
+    result = regard.evaluate(bert, data=str(zoo.data("fill")), part="valid", against=bert)
     assert len(result.scores) == 6 and result.scores[0].value == result.scores[3].value
     with pytest.raises(UsageError, match="context=64 is more than the 16 places"):
-        regard.evaluate(bert, data=str(own), part="valid", context=64)
+        regard.evaluate(bert, data=str(zoo.data("fill")), part="valid", context=64)
     with pytest.raises(UsageError, match="data is missing"):
         regard.evaluate(bert)
 
@@ -342,7 +313,7 @@ def test_a_folder_that_lies_is_refused(own, tmp_path, context):
     import shutil
 
     folder = tmp_path / "run"
-    shutil.copytree(own / "run", folder, ignore=shutil.ignore_patterns("checkpoints", "SHA*"))
+    shutil.copytree(own, folder, ignore=shutil.ignore_patterns("checkpoints", "SHA*"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "context": context}))
     with pytest.raises(UsageError, match="config.json: 'context' is"):
@@ -363,7 +334,7 @@ def test_a_text_without_a_mask_can_be_looked_at(filler, own, tmp_path, capsys):
     assert len(seen.views) == filler.model.config.depth and "nothing to fill in" in seen.note
     assert seen.output == "a red dog runs."
     out = tmp_path / "seen.html"
-    assert main(["look", str(own / "run"), "a red dog runs.", f"out={out}"]) == 0
+    assert main(["look", str(own), "a red dog runs.", f"out={out}"]) == 0
     assert out.exists()
     long = filler.picture("a red dog runs. " * 100)
     assert len(long.views[0].row_tokens) == filler.predictor.window

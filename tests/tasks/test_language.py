@@ -51,16 +51,13 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """A folder with data, and a cache of its own."""
+    """A folder with data."""
     folder = tmp_path_factory.mktemp("language")
     (folder / "text.txt").write_text(TEXT)
     lines = [line for line in TEXT.split("\n") if line]
     rows = [{"text": f"{line} {n}", "n": n} for n, line in enumerate(lines)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    patch = pytest.MonkeyPatch()
-    patch.setenv("REGARD_CACHE", str(folder / "cache"))
-    yield folder
-    patch.undo()
+    return folder
 
 
 def trained(home, name, **settings):

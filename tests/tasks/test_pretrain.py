@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +41,6 @@ from regard.tasks.vision.pretraining import MaskedImageBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
 from regard.training import checkpoint
 
-os.environ.setdefault("REGARD_CACHE", "/nonexistent")
 TINY = BlockConfig(24, 2, 40, norm_eps=1e-6, feed_forward="gelu", dropout=0.0)
 SMALL = {"depth": 1, "width": 24, "heads": 2, "ffn_width": 32}
 RUN = {
@@ -59,9 +57,7 @@ RUN = {
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path, monkeypatch):
-    """Give every test a cache of its own, and one thread."""
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+def _alone():
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
@@ -465,7 +461,6 @@ OBJECTIVES = {
 def runs(tmp_path_factory, stripes, captioned) -> dict[str, Path]:
     """Train an encoder by every objective."""
     home = tmp_path_factory.mktemp("runs")
-    os.environ["REGARD_CACHE"] = str(home / "cache")
     for name, settings in OBJECTIVES.items():
         data = captioned if name == "clip" else stripes
         regard.train("pretrain", data=str(data), out=str(home / name), **settings, **RUN)

@@ -35,9 +35,10 @@ from regard.layers.patches import Patches, grid_at
 from regard.modalities.series import SERIES
 from regard.models.series import SeriesConfig, SeriesEncoder
 from regard.models.vit import ViT, ViTConfig
+from tests.zoo import TS_HEAD as HEAD
+from tests.zoo import write_waves
 
 BLOCK = BlockConfig(24, 2, 32, feed_forward="gelu", dropout=0.0)
-HEAD = "@problemName toy\n@timeStamps false\n@missing true\n@univariate false\n"
 
 
 def build(**changes) -> SeriesEncoder:
@@ -384,22 +385,8 @@ def test_noise_in_files_is_read_or_refused(tmp_path):
 # ---- parts, normalisation, augmentation
 
 
-def waves(folder: Path, rows: int = 60, name: str = "train.ts") -> Path:
-    """Write slow and fast waves of several lengths, with two channels."""
-    rng, lines = np.random.default_rng(rows), []
-    for n in range(rows):
-        steps = np.arange(int(rng.integers(10, 20)))
-        kind = n % 2
-        wave = [np.sin((0.4, 1.3)[kind] * steps + c + rng.normal()) for c in (0, 1)]
-        noisy = [",".join(f"{x:.4f}" for x in w + rng.normal(0, 0.1, len(w))) for w in wave]
-        lines.append(":".join([*noisy, ("slow", "fast")[kind]]) + "\n")
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(HEAD + "@classLabel true slow fast\n@data\n" + "".join(lines))
-    return folder / name
-
-
 def test_parts_are_split_by_hash_evenly_and_stay_when_rows_are_added(tmp_path):
-    data = load_series(str(waves(tmp_path)), valid="0.25")
+    data = load_series(str(write_waves(tmp_path / "train.ts", 60)), valid="0.25")
     train, valid = data.parts["train"], data.parts["valid"]
     assert len(train) + len(valid) == 60 and abs(int((valid.labels == 0).sum()) - 7) <= 1
     assert any("split off train by hash" in note for note in data.notes)
@@ -482,26 +469,27 @@ def test_resampling_is_linear_interpolation():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """Train on waves, by way of classify, which finds that the data are series."""
-    home = tmp_path_factory.mktemp("series")
-    waves(home, 60), waves(home, 40, "test.ts")
-    words = ["train", "classify", f"data={home}", f"out={home / 'run'}", "steps=60", "lr=0.01"]
-    assert main([*words, "depth=1", "width=32", "chunk=4", "valid_every=60", "--quiet"]) == 0
-    return home / "run"
+def run(zoo) -> Path:
+    """A model of waves, by way of classify, which finds that the data are series."""
+    return zoo.model("series")
 
 
-def test_it_learns_what_its_baselines_cannot(run, capsys):
+@pytest.fixture(scope="module")
+def waves(zoo) -> Path:
+    return zoo.data("series")
+
+
+def test_it_learns_what_its_baselines_cannot(run, waves):
     assert json.loads((run / "config.json").read_text())["task"] == "series"
-    told = regard.evaluate(run, data=run.parent)
+    told = regard.evaluate(run, data=waves)
     assert told["accuracy"] >= 95
     assert set(told.baselines) == {"the commonest label", "the nearest mean series"}
     assert all(row["accuracy"] < 90 for row in told.baselines.values())
 
 
-def test_it_runs_files_rows_and_arrays(run, tmp_path, capsys):
+def test_it_runs_files_rows_and_arrays(run, waves, tmp_path, capsys):
     model = regard.load(run, task="series")
-    path = run.parent / "test.ts"
+    path = waves / "test.ts"
     assert main(["run", str(run), str(path)]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 40 and lines[2][0] == f"{path}:9"
@@ -530,10 +518,10 @@ def test_it_runs_files_rows_and_arrays(run, tmp_path, capsys):
             model.run([given])
 
 
-def test_attention_is_shown_over_chunks_of_steps(run, tmp_path):
+def test_attention_is_shown_over_chunks_of_steps(run, waves):
     model = regard.load(run)
-    picture = model.picture(f"{run.parent / 'test.ts'}:9")
-    steps = len(SERIES.recordings(run.parent / "test.ts")[2].values)
+    picture = model.picture(f"{waves / 'test.ts'}:9")
+    steps = len(SERIES.recordings(waves / "test.ts")[2].values)
     view = picture.views[0]
     assert view.row_tokens[0] == "0-3" and len(view.row_tokens) == -(-steps // 4)
     assert view.row_tokens[-1].split("-")[-1] == str(steps - 1)
@@ -645,8 +633,9 @@ def test_a_damaged_header_is_told_in_one_line():
 
 
 def test_the_doctor_finds_planted_faults(tmp_path):
-    lines = waves(tmp_path / "set").read_text().splitlines(keepends=True)
-    waves(tmp_path / "set", 40, "test.ts")
+    (tmp_path / "set").mkdir()
+    lines = write_waves(tmp_path / "set" / "train.ts", 60).read_text().splitlines(keepends=True)
+    write_waves(tmp_path / "set" / "test.ts", 40)
     data = str(tmp_path / "set")
     assert not {f.kind for f in examine_files(data, SERIES).findings} - {"no_valid"}
     torn = lines[6].replace("slow", "fast")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,30 +12,21 @@ from regard.cli import main
 from regard.data.sound_sets import name_pattern
 from regard.errors import UsageError
 from regard.tasks import task_for
-from tests.tones import RATE, TONES, sound_folders, tones
+from tests.tones import RATE, TONES, tones
+from tests.zoo import ANIMALS
 
-SMALL: dict[str, Any] = {
-    **{"depth": 1, "width": 16, "heads": 2, "ffn_width": 32, "kernel": 7, "model.channels": 8},
-    **{"rate": RATE, "mels": 20, "dropout": 0.0, "batch_seconds": 8, "lr": 0.01, "ema": 0},
-    **{"time_masks": 1, "frequency_masks": 0, "quiet": True},
-}
+SMALL = {**ANIMALS["sounds"].settings, "quiet": True, "steps": 1, "valid_every": 1}
+del SMALL["valid"]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("sounds")
+def data(zoo) -> Path:
+    return zoo.data("sounds")
 
 
 @pytest.fixture(scope="module")
-def data(home) -> Path:
-    return sound_folders(home, 90)
-
-
-@pytest.fixture(scope="module")
-def run(home, data) -> Path:
-    settings = {**SMALL, "steps": 60, "valid_every": 30, "valid": 0.2}
-    regard.train("classify", data=data, out=home / "run", **settings)
-    return home / "run"
+def run(zoo) -> Path:
+    return zoo.model("sounds")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +69,8 @@ def test_an_answer_does_not_depend_on_the_neighbours(model):
         assert alone.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
 
 
-def test_labels_and_probabilities_are_printed(run, model, home, capsys):
-    path = home / "b.wav"
+def test_labels_and_probabilities_are_printed(run, model, tmp_path, capsys):
+    path = tmp_path / "b.wav"
     soundfile.write(path, tones("B", np.random.default_rng(9)), RATE)
     assert main(["run", str(run), str(path), "n_best=2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -91,11 +81,10 @@ def test_labels_and_probabilities_are_printed(run, model, home, capsys):
         model.run(str(path), n_best=4)
 
 
-def test_labels_and_parts_are_taken_from_names(home):
-    data, out = flat(home / "flat"), home / "named"
+def test_labels_and_parts_are_taken_from_names(tmp_path):
+    data, out = flat(tmp_path / "flat"), tmp_path / "named"
     words = {"pattern": "{label}_{speaker}_{take}", "test": "*_bob_*", "valid": "*_[0-2].*"}
-    how = {**SMALL, **words, "steps": 1, "valid_every": 1}
-    regard.train("sounds", data=data, out=out, **how)
+    regard.train("sounds", data=data, out=out, **SMALL, **words)
     judged = regard.evaluate(out, data=data)  # as it was trained, one speaker is the test part
     assert judged.sentences == 20 and judged.labels == ["A", "B"]
     assert all("bob" in error.text for error in judged.errors)
@@ -129,10 +118,10 @@ def test_a_pattern_takes_the_label_out_of_a_name(pattern, name, label):
 def test_names_that_mean_nothing_are_refused(tmp_path, given, why):
     data = flat(tmp_path / "flat")
     with pytest.raises(UsageError, match=why):
-        regard.train("sounds", data=data, out=tmp_path / "out", **SMALL, steps=1, **given)
+        regard.train("sounds", data=data, out=tmp_path / "out", **SMALL, **given)
 
 
-def test_a_new_head_is_put_on_a_trained_encoder(home, run, tmp_path):
+def test_a_new_head_is_put_on_a_trained_encoder(run, tmp_path):
     data = flat(tmp_path / "flat")
     out = tmp_path / "tuned"
     how = {"pattern": "{label}_{speaker}_{take}", "steps": 2, "valid_every": 2, "quiet": True}

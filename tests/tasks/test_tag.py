@@ -23,55 +23,18 @@ from regard.metrics.labels import count_units, one_hot
 from regard.metrics.score import bootstrap
 from regard.tasks.runner import Runner
 from regard.tasks.text.tag import JOINS
-
-SMALL = {
-    "steps": 120,
-    "depth": 1,
-    "width": 32,
-    "heads": 2,
-    "ffn_width": 64,
-    "pieces": 400,
-    "batch_tokens": 512,
-    "warmup": 10,
-    "lr": 0.01,
-    "ema": 0.9,
-    "dropout": 0.0,
-    "label_smoothing": 0.02,
-    "valid_every": 60,
-    "threads": 1,
-}
-NOUNS, VERBS = ["dog", "cat", "tree", "house"], ["runs", "sits", "sleeps"]
-
-
-def sentence(chance: random.Random) -> list[tuple[str, str]]:
-    """Return words with tags; what `walk` is depends on the word before it."""
-    found = [("the", "DET"), (chance.choice(NOUNS), "NOUN"), (chance.choice(VERBS), "VERB")]
-    if chance.random() < 0.5:
-        found += [("they", "PRON"), ("walk", "VERB")]
-    if chance.random() < 0.5:
-        found += [("a", "DET"), ("walk", "NOUN")]
-    return [*found, (".", "PUNCT")]
-
-
-def write_columns(path, number: int, seed: int) -> None:
-    chance = random.Random(seed)
-    blocks = ["".join(f"{w}\t{t}\n" for w, t in sentence(chance)) for _ in range(number)]
-    path.write_text("\n".join(blocks))
+from tests.zoo import tagged_sentence as sentence
+from tests.zoo import write_columns
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("walks")
-    for part, number in (("train", 150), ("dev", 25), ("test", 30)):
-        write_columns(folder / f"{part}.tsv", number, number)
-    return folder
+def data(zoo):
+    return zoo.data("tag")
 
 
 @pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "walks"
-    assert regard.train("tag", data=str(data), out=str(out), quiet=True, **SMALL).finished
-    return out
+def trained(zoo):
+    return zoo.model("tag")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +45,8 @@ def tagger(trained) -> Runner:
 # What is learnt
 
 
-def test_a_rule_that_needs_the_word_before_is_learnt_wholly(data, trained):
+def test_a_rule_that_needs_the_word_before_is_learnt_wholly(data, zoo, tmp_path):
+    trained = zoo.copy("tag", tmp_path / "run")
     result = regard.evaluate(str(trained), data=str(data))
     assert {s.name: s.value for s in result.scores}["accuracy"] == 100.0
     assert sum(row.support for row in result.classes) == result.sentences
@@ -161,14 +125,6 @@ def test_gold_tags_are_kept_and_answers_of_an_evaluation_are_written(
     assert 100 * sum(a == b for a, b in pairs) / len(pairs) == pytest.approx(result["accuracy"])
     regard.evaluate(str(trained), data=str(data), outputs=tmp_path / "out.txt")
     assert "/" in (tmp_path / "out.txt").read_text().split()[0]
-
-
-def test_the_command_line_tags_lines(trained, capsys, tmp_path):
-    assert main(["run", str(trained), "they walk", "a walk"]) == 0
-    assert capsys.readouterr().out == "they/PRON walk/VERB\na/DET walk/NOUN\n"
-    assert main(["--json", "run", str(trained), "a walk"]) == 0
-    assert json.loads(capsys.readouterr().out)["prediction"] == ["DET", "NOUN"]
-    assert main(["look", str(trained), "a walk", f"out={tmp_path / 'seen.html'}"]) == 0
 
 
 def test_a_picture_shows_every_layer_and_the_chances_of_tags(tagger):
@@ -334,7 +290,7 @@ def test_tags_that_train_does_not_know_are_refused_with_the_nearest(tmp_path):
     write_columns(tmp_path / "train.tsv", 20, 1)
     (tmp_path / "dev.tsv").write_text("the\tDET\ndog\tNUON\n")
     with pytest.raises(UsageError, match=r"dev\.tsv:1: label 'NUON' does not occur in train"):
-        regard.train("tag", data=str(tmp_path), out=str(tmp_path / "run"), quiet=True, **SMALL)
+        regard.train("tag", data=str(tmp_path), out=str(tmp_path / "run"), quiet=True, steps=1)
 
 
 def test_a_folder_that_lies_is_refused(trained, tmp_path):

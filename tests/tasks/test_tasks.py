@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import regard
 from regard.cli import main
@@ -20,97 +18,25 @@ from regard.settings import describe
 from regard.tasks import TASKS, task
 from regard.tasks.prepare import Training
 from regard.tasks.runner import Runner
-from tests.tones import sound_folders, spoken, write_tones
+from tests.tones import write_tones
+from tests.zoo import SENTENCES, SMALL, disc, write_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 kills = importlib.import_module("kills")
-WORDS = "the a red green blue dog cat bird tree runs sleeps sees sits under near".split()  # noqa: SIM905
-COLOURS = {"red": (220, 40, 40), "blue": (40, 60, 220)}
 
 
-def sentence(n: int) -> str:
-    return " ".join(WORDS[(n * k + k) % len(WORDS)] for k in (1, 3, 5, 7))
-
-
-def pairs(folder: Path) -> Path:
-    rows = [f"{sentence(n)}\t{' '.join(reversed(sentence(n).split()))}\n" for n in range(90)]
-    (folder / "pairs.tsv").write_text("".join(dict.fromkeys(rows)))
-    return folder / "pairs.tsv"
-
-
-def labelled(folder: Path) -> Path:
-    rows = [f"{sentence(n)} {n}\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(80)]
-    (folder / "texts.tsv").write_text("".join(rows))
-    return folder / "texts.tsv"
-
-
-def tagged(folder: Path) -> Path:
-    rows = [{"words": f"{sentence(n)} {n}".split()} for n in range(60)]
-    for row in rows:
-        row["tags"] = ["NUM" if word.isdigit() else "WORD" for word in row["words"]]
-    (folder / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "tags.jsonl"
-
-
-def book(folder: Path) -> Path:
-    (folder / "book.txt").write_text(". ".join(sentence(n) for n in range(400)))
-    return folder / "book.txt"
-
-
-def documents(folder: Path) -> Path:
-    rows = [{"text": ". ".join(sentence(k) for k in range(n, n + 1 + n % 5))} for n in range(120)]
-    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "texts.jsonl"
-
-
-def picture(n: int, colour: str) -> Image.Image:
-    rng = np.random.default_rng(n)
-    noise = rng.integers(-20, 20, (16, 16, 3))
-    return Image.fromarray(np.clip(np.array(COLOURS[colour]) + noise, 0, 255).astype(np.uint8))
-
-
-def photos(folder: Path) -> Path:
-    for n in range(48):
-        colour = list(COLOURS)[n % 2]
-        home = folder / "photos" / colour
-        home.mkdir(parents=True, exist_ok=True)
-        picture(n, colour).save(home / f"{n}.png")
-    return folder / "photos"
-
-
-def captioned(folder: Path) -> Path:
-    home, rows = photos(folder), []
-    for path in sorted(home.rglob("*.png")):
-        rows += [f"{path.relative_to(folder)}\ta {path.parent.name} square\n"]
-    (folder / "captions.tsv").write_text("".join(rows))
-    return folder / "captions.tsv"
-
-
-def loose(folder: Path) -> Path:
-    home = photos(folder)
-    for path in list(home.rglob("*.png")):
-        path.rename(home / path.name)
-    for colour in COLOURS:
-        shutil.rmtree(home / colour)
-    return home
-
-
-def waves(folder: Path) -> Path:
-    rng, rows = np.random.default_rng(0), []
-    for n in range(40):
-        wave = np.sin((1 + n % 2) * np.arange(12)) + rng.normal(0, 0.1, 12)
-        rows.append(",".join([("slow", "fast")[n % 2], *(f"{x:.4f}" for x in wave)]) + "\n")
-    (folder / "waves.csv").write_text("".join(rows))
-    return folder / "waves.csv"
+def documents(folder: Path) -> None:
+    rows = [". ".join(SENTENCES[(n * k) % 4] for k in range(1, 2 + n % 5)) for n in range(120)]
+    write_rows(folder / "texts.jsonl", [{"text": f"{text} {n}"} for n, text in enumerate(rows)])
 
 
 def wave(folder: Path) -> str:
-    (folder / "asked.csv").write_text("slow," + ",".join(map(str, np.sin(np.arange(12)))) + "\n")
+    np.savetxt(folder / "asked.csv", np.sin(np.arange(24)).reshape(12, 2), delimiter=",")
     return str(folder / "asked.csv")
 
 
 def photo(folder: Path) -> str:
-    picture(999, "red").save(folder / "asked.png")
+    disc("red", "top", 999).resize((16, 16)).save(folder / "asked.png")
     return str(folder / "asked.png")
 
 
@@ -118,20 +44,21 @@ def sound(folder: Path) -> str:
     return str(write_tones(folder / "asked.wav", "AB C"))
 
 
-SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 32}
 SEEN = {**SMALL, "image": 16, "patch": 4, "batch": 8}
-HEARD = {**SMALL, "kernel": 7, "rate": 4000, "mels": 20, "batch_seconds": 4, "model.channels": 8}
+HEARD = {**SMALL, "kernel": 7, "rate": 4000, "mels": 20, "batch_seconds": 4, "valid": 0.2}
+HEARD["model.channels"] = 8
+WRITES = {**SMALL, "pieces": 300}
+READS = {**WRITES, "context": 16, "batch_tokens": 64}
 
 
 @dataclass(frozen=True)
 class Case:
     """How a task is asked: its data, small settings, and an input."""
 
-    data: Callable[[Path], Path]
-    settings: dict[str, Any] = field(default_factory=dict)
+    data: str  # of the zoo
+    settings: dict[str, Any]
     asks: Callable[[Path], str] = lambda folder: "the red dog"
     train: str = ""  # the task that trains it, if not itself
-    judged: dict[str, Any] = field(default_factory=lambda: {"part": "valid"})
     exports: bool = True
     # what else of a training is random or kept between steps, so that resuming is hardest
     resumed: dict[str, Any] = field(default_factory=dict)
@@ -143,41 +70,41 @@ AUGMENTED = {"augment": "flip+crop+trivial", "erase": 0.3, "mixup": 0.2, "cutmix
 AUGMENTED |= {"drop_path": 0.2, "dropout": 0.1, "layer_decay": 0.8, "accumulate": 2, "share": 0.9}
 
 CASES = {
-    "translate": Case(pairs, {**SMALL, "pieces": 300, "vocabularies": "joint"}),
-    "prefix": Case(pairs, {**SMALL, "pieces": 300}, exports=False),
-    "text": Case(pairs, {**SMALL, "pieces": 300}),
-    "language": Case(documents, {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64}),
+    "translate": Case("translate", {**WRITES, "vocabularies": "joint"}),
+    "prefix": Case("translate", WRITES, exports=False),
+    "text": Case("translate", WRITES),
+    "language": Case("language", READS),
     "fill": Case(
-        book,
-        {**SMALL, "pieces": 300, "context": 16, "batch_tokens": 64, "objective": "masked"},
-        lambda folder: "the [MASK] dog",
-        train="language",
+        "fill", {**READS, "objective": "masked"}, lambda folder: "the [MASK] dog", "language"
     ),
     "classify": Case(
-        labelled,
-        {**SMALL, "pieces": 300},
-        resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0},
+        "classify", WRITES, resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0}
     ),
     "tag": Case(
-        tagged,
-        {**SMALL, "pieces": 300},
+        "tag",
+        WRITES,
         resumed={**FEATURES, "features": "affixes", "max_length": 12, "join": "mean"},
     ),
-    "images": Case(photos, SEEN, photo, resumed=AUGMENTED),
-    "pretrain": Case(photos, SEEN, photo),
+    "images": Case("images", SEEN, photo, resumed=AUGMENTED),
+    "pretrain": Case("images", SEEN, photo),
     "caption": Case(
-        captioned,
+        "caption",
         {**SEEN, "pieces": 300, "valid_images": 4},
         photo,
         exports=False,
         resumed={"decoder": "recurrent", "normalise": "sample", "dropout": 0.1},
     ),
-    "series": Case(waves, {**SMALL, "batch": 8}, wave, exports=False),
+    "series": Case("series", {**SMALL, "batch": 8}, wave, exports=False),
     "transcribe": Case(
-        spoken, {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
+        "transcribe", {**HEARD, "decoder_depth": 1, "subsampling": 2}, sound, exports=False
     ),
-    "sounds": Case(sound_folders, HEARD, sound, exports=False),
-    "denoise": Case(loose, {**SMALL, "depth": 2, "image": 16, "batch": 4}, photo, exports=False),
+    "sounds": Case("sounds", HEARD, sound, exports=False),
+    "denoise": Case(
+        "denoise",
+        {**SMALL, "depth": 2, "image": 16, "batch": 4, "valid": 0.2},
+        photo,
+        exports=False,
+    ),
 }
 # it has no training: any encoder of texts runs as it
 ONLY_RUNS = {"embed"}
@@ -193,14 +120,13 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
-def case(request, home) -> tuple[str, Case, Path, list[str]]:
-    """Return a task, how it is asked, its data, and the words that train it."""
+def case(request, zoo, home) -> tuple[str, Case, Path, list[str]]:
+    """A task, how it is asked, its data, and the words that train it."""
     name, case = request.param, CASES[request.param]
-    folder = home / name
-    folder.mkdir()
-    data = case.data(folder)
+    (home / name).mkdir()
+    data = zoo.once("documents", documents) if name == "language" else zoo.data(case.data)
     settings = {"steps": 4, "valid_every": 2, "seed": 3, **case.settings}
-    words = ["train", case.train or name, f"data={data}", "valid=0.2"]
+    words = ["train", case.train or name, f"data={data}"]
     return name, case, data, [*words, *(f"{key}={value}" for key, value in settings.items())]
 
 
@@ -260,9 +186,9 @@ def test_it_is_killed_and_goes_on(case, run, home):
     assert one == two
 
 
-def test_it_runs_lines_and_json(case, run, capsys):
+def test_it_runs_lines_and_json(case, run, home, capsys):
     name, asked, data, _ = case
-    given = asked.asks(data.parent)
+    given = asked.asks(home / name)
     assert main(["run", str(run), given]) == 0
     printed = capsys.readouterr().out
     model = regard.load(run)
@@ -278,7 +204,7 @@ def test_it_runs_lines_and_json(case, run, capsys):
 
 def test_it_is_judged_alone_and_against_itself(case, run, capsys):
     name, asked, data, _ = case
-    words = [f"data={data}", *(f"{key}={value}" for key, value in asked.judged.items())]
+    words = [f"data={data}", "part=valid"]
     if name == "pretrain":
         words.append("probe=knn")
     assert main(["eval", str(run), *words, "--json"]) == 0
@@ -298,13 +224,13 @@ def test_it_is_looked_at(case, run, home):
     name, asked, data, _ = case
     for suffix in ("html", "png"):
         page = home / name / f"look.{suffix}"
-        assert main(["look", str(run), asked.asks(data.parent), f"out={page}"]) == 0
+        assert main(["look", str(run), asked.asks(home / name), f"out={page}"]) == 0
         assert page.stat().st_size > 1000
 
 
 def test_its_answer_has_causes_or_no_probability(case, run, home, capsys):
     name, asked, data, _ = case
-    given = asked.asks(data.parent)
+    given = asked.asks(home / name)
     words = ["look", str(run), given, f"out={home / name / 'causes.png'}", "--json"]
     code = main([*words, "cause=tokens"])
     told = capsys.readouterr()
@@ -325,9 +251,9 @@ def test_its_answer_has_causes_or_no_probability(case, run, home, capsys):
     assert np.abs(patched["effects"]).max() < 1e-3  # with its own
 
 
-def test_watching_changes_nothing(case, run):
-    asked, data = case[1], case[2]
-    given = asked.asks(data.parent)
+def test_watching_changes_nothing(case, run, home):
+    name, asked, *_ = case
+    given = asked.asks(home / name)
     model = regard.load(run)
     plain = str(model.run(given))
     with regard.watch(model) as maps:
@@ -340,7 +266,7 @@ def test_it_is_exported_or_refused_by_name(case, run, home, capsys):
     out = home / name / "exported"
     code = main(["export", str(run), "format=huggingface", f"out={out}"])
     if code == 0:
-        given = asked.asks(data.parent)
+        given = asked.asks(home / name)
         assert str(regard.load(out).run(given)) == str(regard.load(run).run(given))
     else:
         error = capsys.readouterr().err
@@ -367,7 +293,7 @@ def test_mistakes_cost_one_line_and_leave_nothing(case, run, home, capsys):
         ["eval", str(run), "data=nowhere.tsv"],
         ["eval", str(run), f"data={data}", "part=tset"],
         ["look", str(run)],
-        ["look", str(run), asked.asks(data.parent), "candidates=many"],
+        ["look", str(run), asked.asks(home / name), "candidates=many"],
     ]
     for line in wrong:
         capsys.readouterr()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,8 @@ from regard.tasks.prepare import prepare
 from regard.tasks.runner import Runner
 from regard.tasks.text.text import TEXT_TO_TEXT, lead, with_prefixes
 from regard.tasks.text.writer import PairCodec
+from tests.zoo import ANIMALS, plain_text
+from tests.zoo import ERRAND_WORDS as WORDS
 
 SENTINELS = list(range(1000, 1100))
 
@@ -283,47 +284,20 @@ def test_a_file_without_tasks_has_the_prefix_of_all(tmp_path: Path):
 
 # ---- training and running
 
-SMALL: dict[str, Any] = {
-    "width": 32,
-    "heads": 2,
-    "ffn_width": 64,
-    "depth": 1,
-    "pieces": 320,
-    "batch_tokens": 512,
-    "warmup": 20,
-    "lr": 0.01,
-    "valid_sentences": 40,
-}
-WORDS = ["red", "blue", "green", "dog", "cat", "tree"]
+SMALL = {**ANIMALS["text"].settings}
+for key in ("steps", "valid_every", "metric", "threads"):
+    del SMALL[key]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Return a folder with pairs of two tasks, and with plain text."""
-    place = tmp_path_factory.mktemp("text")
-    rand = np.random.default_rng(0)
-    for part, count in (("train", 400), ("valid", 40)):
-        rows = []
-        for number in range(count):
-            one = str(rand.choice(WORDS))
-            task, said = ("copy", one) if number % 2 else ("deny", "no")
-            rows.append({"task": task, "input": one, "output": said})
-        file = place / f"{part}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = (" ".join(rand.choice(WORDS, 6)).capitalize() + "." for _ in range(600))
-    (place / "plain.txt").write_text(" ".join(lines))
-    return place
+def folder(zoo) -> Path:
+    return zoo.data("text")
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path, tmp_path_factory) -> Path:
-    """Return a model of the pairs."""
-    out = tmp_path_factory.mktemp("runs") / "pairs"
-    settings = {**SMALL, "steps": 120, "valid_every": 120, "metric": "answers"}
-    report = regard.train("text", data=str(folder), out=str(out), quiet=True, **settings)
-    assert report.finished and report.scores["exact_match"] > 90
-    assert report.scores["better"] == report.scores["f1"]
-    return out
+def trained(zoo) -> Path:
+    """A model of the pairs."""
+    return zoo.model("text")
 
 
 def test_the_prefix_says_what_to_do(trained: Path):
@@ -360,7 +334,8 @@ def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: 
 
 @pytest.mark.parametrize("objective,like", [("spans", "t5"), ("noise", "bart")])
 def test_plain_text_is_mended(folder: Path, tmp_path: Path, objective: str, like: str):
-    values = {**SMALL, "data": str(folder / "plain.txt"), "objective": objective, "like": like}
+    (tmp_path / "plain.txt").write_text(plain_text())
+    values = {**SMALL, "data": str(tmp_path / "plain.txt"), "objective": objective, "like": like}
     values |= {"max_length": 40}
     (tmp_path / "prepared").mkdir()
     run = prepare(TEXT_TO_TEXT, {**values, "steps": 1, "out": str(tmp_path / "prepared")})

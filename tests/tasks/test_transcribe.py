@@ -25,13 +25,20 @@ from regard.tasks.sound.codec import in_buckets, pad_sounds
 from regard.tasks.sound.transcribing import make_batch, speech_loss
 from tests.decode.test_beams import check_tree
 from tests.tones import RATE, said, sentence, spoken, tones, write_tones
+from tests.zoo import ANIMALS
 
-SMALL: dict[str, Any] = {
-    **{"depth": 1, "width": 32, "heads": 2, "ffn_width": 64, "kernel": 7, "model.channels": 16},
-    **{"rate": RATE, "mels": 20, "subsampling": 2, "dropout": 0.0, "batch_seconds": 15},
-    **{"speeds": 1, "time_masks": 0, "frequency_masks": 0, "lr": 0.01, "ema": 0, "valid": "0.2"},
-}
-LEARN = {**SMALL, "steps": 100, "valid_every": 50, "quiet": True}
+LEARN = {**ANIMALS["transcribe"].settings, "quiet": True}
+SMALL = {key: LEARN[key] for key in LEARN if key not in ("steps", "valid_every", "quiet")}
+
+
+@pytest.fixture(scope="module")
+def data(zoo) -> Path:
+    return zoo.data("transcribe")
+
+
+@pytest.fixture(scope="module")
+def run(zoo) -> Path:
+    return zoo.model("transcribe")
 
 
 @pytest.fixture(scope="module")
@@ -40,27 +47,16 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def data(home) -> Path:
-    return spoken(home / "data", 240)
-
-
-@pytest.fixture(scope="module")
-def run(home, data) -> Path:
-    regard.train("transcribe", data=data, out=home / "ctc", **LEARN)
-    return home / "ctc"
-
-
-@pytest.fixture(scope="module")
 def model(run):
     return regard.load(run, task="transcribe")
 
 
 @pytest.fixture(scope="module")
-def both(home, data):
-    """Return a model with CTC and a decoder."""
+def both(zoo, data):
+    """A model with CTC and a decoder."""
     how = {**LEARN, "decoder_depth": 1, "ctc_weight": 0.7, "steps": 140}
-    regard.train("transcribe", data=data, out=home / "both", **how)
-    return regard.load(home / "both", task="transcribe")
+    run = zoo.once("both", lambda out: regard.train("transcribe", data=data, out=out, **how))
+    return regard.load(run, task="transcribe")
 
 
 def utterance(seed: int) -> tuple[np.ndarray, str]:
@@ -457,7 +453,7 @@ def test_what_is_no_sound_costs_one_line_or_is_passed_over(run, model, home, cap
     bad = home / "bad.wav"
     bad.write_text("no sound at all")
     (home / "outside.tsv").write_text("../../secret.wav\tAB\n")
-    for words in ([str(bad)], [str(home / "outside.tsv")], [str(home / "data"), "format=mp4"]):
+    for words in ([str(bad)], [str(home / "outside.tsv")], [str(run), "format=mp4"]):
         assert main(["run", str(run), *words, "--quiet"]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and error.startswith("regard: ")

@@ -24,6 +24,7 @@ from regard.tasks import prepare as frame_train
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
 from regard.tasks.text.translate import TranslateSettings
 from regard.training import checkpoint, fit
+from tests.zoo import turned
 
 STEPS, VALID_EVERY = 40, 10
 SETTINGS = {
@@ -55,44 +56,13 @@ FORK.set_forkserver_preload(
 )
 
 
-def write_data(folder: Path) -> None:
-    words = [
-        "a",
-        "dog",
-        "cat",
-        "runs",
-        "sits",
-        "sees",
-        "the",
-        "big",
-        "small",
-        "red",
-        "house",
-        "tree",
-        "in",
-        "on",
-        "under",
-    ]
-    folder.mkdir()
-    chance = random.Random(0)
-    for part, count in (("train", 300), ("valid", 12), ("test", 5)):
-        lines = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
-        (folder / f"{part}.en").write_text("".join(line + ".\n" for line in lines))
-        turned = (" ".join(reversed(line.split())) for line in lines)
-        (folder / f"{part}.de").write_text("".join(line + "!\n" for line in turned))
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """Return a folder with data, which all runs of this file share."""
     folder = tmp_path_factory.mktemp("resume")
-    write_data(folder / "data")
+    (folder / "data").mkdir()
+    turned(folder / "data")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(home, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(home / "cache"))
 
 
 def command(home: Path, out: Path, **more: Any) -> list[str]:
@@ -157,7 +127,7 @@ def start(
 ) -> ForkServerProcess:
     said = out.with_suffix(".said")
     words = command(home, out, **more)
-    arguments = (words, said, str(home / "cache"), pace, die_at, where)
+    arguments = (words, said, os.environ["REGARD_CACHE"], pace, die_at, where)
     process = FORK.Process(target=child, args=arguments, daemon=True)
     process.start()
     return process

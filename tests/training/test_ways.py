@@ -1,7 +1,6 @@
 """Other ways to compute the same training: several processes, compiled, in half precision."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -29,24 +28,11 @@ SETTINGS = {
     "dropout": 0.0,  # each process has its own dice
     "threads": 1,
 }
-WORDS = ["a", "dog", "cat", "runs", "sits", "sees", "the", "big", "small", "red", "house", "tree"]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ways")
-    chance = random.Random(0)
-    for part, count in (("train", 300), ("valid", 12)):
-        lines = [" ".join(chance.choices(WORDS, k=chance.randint(2, 9))) for _ in range(count)]
-        (folder / f"{part}.en").write_text("".join(line + ".\n" for line in lines))
-        turned = (" ".join(reversed(line.split())) for line in lines)
-        (folder / f"{part}.de").write_text("".join(line + "!\n" for line in turned))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(data, monkeypatch):
-    monkeypatch.setenv("REGARD_CACHE", str(data / "cache"))
+def data(zoo) -> Path:
+    return zoo.data("translate")
 
 
 def losses(out: Path) -> list[float]:
