@@ -26,7 +26,7 @@ from regard.tasks.frame.settings import flat
 from regard.tasks.labels.classifier import LabelCodec, NoneOfThese
 from regard.tasks.labels.decision import Decision
 from regard.tasks.labels.objective import LabelledInputs
-from regard.tasks.parts import Codec, Judge, Objective, Predictor, Task
+from regard.tasks.parts import Codec, Judge, Objective, Predictor, ReadsPairs, Streaming, Task
 from regard.tasks.runner import Runner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,12 +102,13 @@ def methods(kind: type) -> list[str]:
 
 
 def undeclared() -> set[str]:
-    """What is asked of a predictor beside its declared methods, if it has that."""
+    """What is asked of a predictor beside what parts declare, if it has that."""
     asked, words = set[str](), r'predictor(?:\.|, ")([a-z]\w*)'
     for path in files():
         if not set(path.relative_to(PACKAGE).parts[1:2]) & PARTS_OF_TASKS:
             asked |= set(re.findall(words, path.read_text()))
-    return asked - {*dir(Predictor), "model", "codec", "config", "device"}
+    declared = {*dir(Predictor), *methods(Streaming), *methods(ReadsPairs)}
+    return asked - {*declared, "model", "codec", "config", "device", "defaults"}
 
 
 def hooks() -> dict[str, dict[str, int]]:
@@ -123,6 +124,9 @@ def hooks() -> dict[str, dict[str, int]]:
     for protocol in (Codec, LabelCodec, NoneOfThese, Decision):  # whoever is one has all of them
         found[protocol.__name__] = dict.fromkeys(methods(protocol), len(rows))
     predictors = [part_classes(row)[Predictor] for row in rows]
+    for protocol in (Streaming, ReadsPairs):  # asked by isinstance
+        count = sum(all(hasattr(p, name) for name in methods(protocol)) for p in predictors)
+        found[protocol.__name__] = dict.fromkeys(methods(protocol), count)
     asked = {name: sum(hasattr(p, name) for p in predictors) for name in sorted(undeclared())}
     return {**found, "asked for by name": {name: n for name, n in asked.items() if n}}
 

@@ -1,11 +1,12 @@
 """Answers of `regard run`: to words, lines of files or of standard input, images and sounds."""
 
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from regard.errors import UsageError, as_json, log
 from regard.verbs import Call
@@ -37,7 +38,7 @@ def run(call: Call) -> None:
     live = streams and sys.stdout.isatty() and not call.json  # token by token
     if not texts:
         if live and sys.stdin.isatty():
-            return model.session(call.completed, sys.stdout)
+            return session(model, call.completed, sys.stdout)
         size = 1 if sys.stdin.isatty() else CHUNK
         lines = read_lines(sys.stdin.buffer, column_of(model, call))
         print_answers(model, in_chunks(lines, size), call)
@@ -51,7 +52,7 @@ def run(call: Call) -> None:
             continue
         if words and live:
             for text, _ in words:
-                model.say(text, call.completed, sys.stdout, first=number)
+                say(model, text, call.completed, sys.stdout, first=number)
                 number += 1
         elif words:
             for line in answers(model, words, call, first=number):
@@ -60,6 +61,45 @@ def run(call: Call) -> None:
         words = []
         if word is not None:
             number = run_path(model, word, kind, call, number)
+
+
+def say(model: "Runner[Any]", given: Any, settings: Any, out: TextIO, *, first: int = 0) -> Any:
+    """Write the answer to one input to a terminal while it is generated."""
+
+    def write(text: str) -> None:
+        out.write(text)
+        out.flush()
+
+    if settings.forced or settings.n_best > 1 or settings.beam > 1:
+        (answer,) = model.answer([given], settings, first=first)
+        write("\n".join(answer.lines(settings)))
+    else:
+        if settings.echo and not settings.chat:
+            write(given)
+        answer = model.stream(given, settings, write, first=first)
+    write("\n")
+    return answer
+
+
+def session(model: "Runner[Any]", settings: Any, out: TextIO) -> None:
+    """Answer what is typed until it ends; a conversation remembers its rounds."""
+    messages: list[dict[str, str]] = []
+    for number in itertools.count():
+        try:
+            text = input("> ")
+        except EOFError:
+            out.write("\n")
+            return
+        given: Any = text
+        if settings.chat:
+            given = [*messages, {"role": "user", "content": text}]
+        try:
+            answer = say(model, given, settings, out, first=number)
+        except KeyboardInterrupt:  # enough of this answer, not of all
+            out.write("\n")
+            continue
+        if settings.chat:
+            messages = [*given, {"role": "assistant", "content": answer.completion}]
 
 
 def kind_of(word: str) -> str:

@@ -620,8 +620,8 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
 
 def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:
     """Return an encoder of images within what it was trained by."""
-    encoder: Any = task_class("pretrain").load(folder, model, config)
-    return encoder.predictor.whole()
+    encoder: Any = task_class("pretrain").load(folder, model, config).predictor
+    return encoder.whole()
 
 
 def starters_home() -> Path:

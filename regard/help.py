@@ -55,7 +55,7 @@ def train_rows(name: str | None, values: Mapping[str, Any]) -> list[Setting]:
     settings = kind.resolve(given)
     out = settings.out or f"runs/{task}"
     settings = replace(settings, data=values.get("data"), out=out)
-    families = kind.learning.families(kind, given)
+    families = kind.families(given)
     presets = [preset for family in families for preset in preset_names(family)]
     known = {"family": families, "like": presets, "size": kind.sizes}
     rows = [

@@ -32,9 +32,7 @@ class CountTrain(TrainSettings):
 class CountObjective(parts.Objective):
     Settings = CountTrain
     sizes = {"tiny": {"lr": 0.003, "steps": 40}}
-
-    def families(self, task, values):
-        return ("bert",)
+    serves = "classify"
 
     def read(self, settings, origin):
         return load_labelled(settings.data, ROWS, valid=settings.valid)

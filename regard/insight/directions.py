@@ -24,6 +24,7 @@ from regard.files import cache_folder
 from regard.modalities.image import IMAGE
 from regard.models.variational import VAE
 from regard.settings import fill, setting
+from regard.tasks.vision.pretrain import ImageEmbedder
 from regard.training.progress import Progress
 from regard.viewer.drawing import Drawing, Plot, draw_plots
 from regard.viewer.panels import MAX_PANELS
@@ -155,7 +156,8 @@ class Space:
     """A latent space: images to vectors and back, in the format of an autoencoder."""
 
     def __init__(self, task: Any):
-        whole = task.predictor.whole() if hasattr(task.predictor, "whole") else None
+        encoder = task.predictor
+        whole = encoder.whole() if isinstance(encoder, ImageEmbedder) else None
         if not isinstance(whole, VAE):
             raise UsageError(
                 "this model paints no image from a vector; train one that does with: regard train "

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.insight.autoencoder import SparseAutoencoder
+from regard.tasks.text.fill import Filler
 from regard.training.progress import Progress
 from regard.viewer.html import image_data, text
 from regard.viewer.html import write_page as page_of
@@ -94,7 +95,8 @@ def tokens_of(task: Any, batch: Any, x: Tensor, row: int) -> list[str] | None:
                 if tokenizer is None:
                     return None
                 # a mask may be no token of it
-                pieces = getattr(predictor, "pieces", tokenizer.pieces)(ids[row].tolist())
+                shown = predictor if isinstance(predictor, Filler) else tokenizer
+                pieces = shown.pieces(ids[row].tolist())
                 return [piece.replace("▁", " ").replace("\\n", "⏎") for piece in pieces]
     return None
 

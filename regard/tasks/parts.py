@@ -17,18 +17,19 @@ from typing import (
     Generic,
     NamedTuple,
     Protocol,
-    TextIO,
-    TypeVar,
+    cast,
     runtime_checkable,
 )
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
+from regard.data.pairs import Pair
 from regard.data.parts import Dataset
 from regard.data.seeds import mix
 from regard.errors import UsageError, lookup
-from regard.metrics.evaluation import Evaluation, write_outputs
+from regard.metrics.evaluation import Evaluation
 from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving
@@ -49,7 +50,7 @@ from regard.tasks.frame.tune import let_learn
 from regard.viewer.settings import LookSettings
 
 if TYPE_CHECKING:
-    from regard.modalities.base import Modality
+    from regard.modalities.base import Modality, One
     from regard.tasks.runner import Runner
     from regard.viewer.picture import Picture
 
@@ -57,14 +58,24 @@ OnText = Callable[[str], None]  # is given a text piece by piece while it is gen
 _NOT_DECODING = ("alignment_head", "rules")  # keys of generation_config.json that are no settings
 
 
-class Answer(Named):
+S = TypeVar("S", bound=TrainSettings, default=TrainSettings)
+R = TypeVar("R", bound=RunSettings, default=RunSettings)
+L = TypeVar("L", default=LookSettings)  # settings of look
+E = TypeVar("E", bound=EvalSettings, default=EvalSettings)
+D = TypeVar("D", bound=Dataset[Any], default=Dataset[Any])
+V = TypeVar("V")  # settings of any verb that runs a model
+P = TypeVar("P", default=Any)  # predictions of a model for a part of data
+I = TypeVar("I", default="One")  # noqa: E741  one input, as a user gives it
+
+
+class Answer(Named, Generic[R]):
     """The prediction for one input; str() is what `regard run` prints, fields are read by name."""
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: R) -> Iterator[str]:
         """Lines that `regard run` prints."""
         yield str(self)
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: R) -> dict[str, Any]:
         """Fields that the prediction adds to a JSON line."""
         raise NotImplementedError
 
@@ -134,13 +145,18 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoredPredictions:
-    """The scores of predictions, how many were judged, and further fields of the evaluation."""
+    """The scores of predictions, how many were judged, and further fields of the evaluation.
+
+    `rows` are the predictions beside what they should be, for the file that outputs= names; None
+    where the judge has written what it names.
+    """
 
     scores: list[Score]
     count: int
     fields: dict[str, Any] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
     Result: type[Evaluation] | None = None  # if not the judge's
+    rows: Sequence[dict[str, Any]] | None = ()
 
 
 class System(NamedTuple):
@@ -148,7 +164,7 @@ class System(NamedTuple):
 
     name: str
     runner: "Runner[Any]"
-    settings: Any
+    settings: RunSettings | EvalSettings
     predictions: Any
     given: Mapping[str, Any]  # settings that the user gave
 
@@ -192,76 +208,52 @@ class Lesson:
     dynamic: bool = True
 
 
-class Objective:
-    """How a model learns a task: data, codec, model and lesson.
+C = TypeVar("C", bound=Codec, default=Any)
+
+
+class Objective(Generic[S, D, C]):
+    """How a model learns a task: settings, data, codec, model and lesson.
 
     A task gives a class with its own `Settings`; the methods with a body have the usual answer.
     """
 
-    Settings: type[TrainSettings]
+    Settings: type[S]
     sizes: Mapping[str, Mapping[str, Any]] = {}  # what a size means for training
     published_sizes: bool = False  # whether other sizes are published models, trained as a big one
     short: Mapping[str, str | tuple[str, ...]] = SHORT  # short keys of the model's config
+    # the task whose families it trains, or one for each objective=; its own unless given
+    serves: str | Mapping[str, str] = ""
 
-    def families(self, task: "Task", values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Families that such settings can train, the usual one first."""
-        return serving(task.name)
-
-    def shape(
-        self, task: "Task", name: str, values: Mapping[str, Any], origin: Origin | None
-    ) -> Any:
-        """Config of a family before the user's keys: of the model to start from, or of the size."""
-        return usual_shape(name, values, origin)
-
-    def resolve(self, task: "Task", values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settings of a training, completed from what a user gave."""
+    def resolve(self, task: "Task", values: Mapping[str, Any], origin: Origin | None) -> S:
+        """Settings of a training that fit each other, completed from what a user gave."""
         name = task.family_of(values, origin)
-        known = "family" in self.Settings.__dataclass_fields__
-        settings = resolve_train(
-            with_parts(self.Settings, model=family(name)[0]),
-            {**values, "family": name} if known else values,
-            config=self.shape(task, name, values, origin),
-            sizes=task.size_rows(values),
-            short=self.short,
-            holds=task.holds,
-        )
-        return self.check(settings, values, origin)
+        return complete(task, values, name, usual_shape(name, values, origin))
 
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settings that fit each other, or a refusal of those that do not."""
-        return settings
-
-    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
+    def read(self, settings: S, origin: Origin | None) -> D:
         """Parts to train and to validate on."""
         raise NotImplementedError
 
-    def suit(
-        self, settings: Any, values: Mapping[str, Any], data: Dataset[Any]
-    ) -> tuple[Any, Choice | None]:
+    def suit(self, settings: S, values: Mapping[str, Any], data: D) -> tuple[S, Choice | None]:
         """Settings whose defaults follow the data where the user gave none, and what was chosen."""
         return settings, None
 
-    def codec(
-        self, data: Dataset[Any], settings: Any, learnt: Learnt, origin: Origin | None
-    ) -> Codec:
+    def codec(self, data: D, settings: S, learnt: Learnt, origin: Origin | None) -> C:
         """What lies beside the weights; what is learnt of the data is settled by `learnt`."""
         raise NotImplementedError
 
-    def model(
-        self, data: Dataset[Any], codec: Any, settings: Any, origin: Origin | None
-    ) -> tuple[str, nn.Module]:
+    def model(self, data: D, codec: C, settings: S, origin: Origin | None) -> tuple[str, nn.Module]:
         """Family and model that the settings describe."""
         raise NotImplementedError
 
-    def lesson(self, runner: "Runner[Any]", data: Dataset[Any], settings: Any) -> Lesson:
+    def lesson(self, runner: "Runner[Any]", data: D, settings: S) -> Lesson:
         """Batches and loss by which the model of a runner learns the data."""
         raise NotImplementedError
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Answer[Any], default=Answer[Any])
 
 
-class Predictor(Generic[A]):
+class Predictor(Generic[A, R, L, I]):
     """Answers inputs by a model, and tells how an answer came about.
 
     Args:
@@ -278,29 +270,26 @@ class Predictor(Generic[A]):
         self.model: Any = model
         self.codec, self.config = codec, config
         self.device = next(model.parameters()).device
+        told = config.get("generation", {})
+        # the model's own defaults of a run, as generation_config.json has them
+        self.defaults = {key: value for key, value in told.items() if key not in _NOT_DECODING}
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The model's own defaults of a run, as generation_config.json has them."""
-        told = self.config.get("generation", {})
-        return {key: value for key, value in told.items() if key not in _NOT_DECODING}
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Settings of run, eval or look that fit the model, or a refusal."""
         return settings
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
+    def predict(self, inputs: list[I], settings: R, *, first: int = 0) -> list[A]:
         """Answers to inputs in their order; `first` is the number of the first."""
         raise NotImplementedError
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(self, given: I, settings: L, expected: Any = None) -> Question:
         """An input with the model's answer and its log-probability.
 
         `expected` is the answer to another input, whose log-probability is then asked for.
         """
         raise UsageError("this model gives no probability of an answer, so it has no causes")
 
-    def explain(self, given: Any, settings: Any) -> "Picture":
+    def explain(self, given: I, settings: L) -> "Picture":
         """A picture of where the model looked while it answered one input."""
         raise NotImplementedError
 
@@ -315,11 +304,13 @@ class Configured(Generic[A]):
         Look: of look, completed by those of a run.
     """
 
-    make: Callable[[nn.Module, Any, Mapping[str, Any]], Predictor[A]]
+    make: Callable[[nn.Module, Any, Mapping[str, Any]], Predictor[A, Any, Any, Any]]
     Settings: type[RunSettings]
     Look: type = LookSettings
 
-    def __call__(self, model: nn.Module, codec: Any, config: Mapping[str, Any]) -> Predictor[A]:
+    def __call__(
+        self, model: nn.Module, codec: Any, config: Mapping[str, Any]
+    ) -> Predictor[A, Any, Any, Any]:
         """The predictor of a model."""
         return self.make(model, codec, config)
 
@@ -332,90 +323,73 @@ class Streaming(Protocol):
         """Answer one input, and pass its text on piece by piece."""
         ...
 
-    def say(
-        self, runner: "Runner[Any]", given: Any, settings: Any, out: TextIO, *, first: int = 0
-    ) -> Any:
-        """Write the answer to one input to a terminal while it is generated."""
+
+@runtime_checkable
+class ReadsPairs(Protocol):
+    """What a predictor can do beside, that reads a text with an answer that is given."""
+
+    def score(self, pairs: Sequence[tuple[str, str]], settings: Any) -> list[Any]:
+        """Given answers to texts with their log-probabilities."""
         ...
 
-    def session(self, runner: "Runner[Any]", settings: Any, out: TextIO) -> None:
-        """Answer what is typed at a terminal until that ends."""
+    def pair_picture(self, pair: Pair) -> "Picture":
+        """Where a model looked while it read a given pair."""
         ...
 
 
-D = TypeVar("D", bound=Dataset[Any])
-
-
-class Judge(Generic[D]):
+class Judge(Generic[D, E, P]):
     """How predictions on a test set are scored, and compared with those of another model."""
 
     Settings: type[EvalSettings] = EvalSettings
     Result: type[Evaluation] = Evaluation
     several: ClassVar[bool] = False  # whether a model is judged against more than one at once
 
-    def subject(self, runner: "Runner[Any]", settings: Any) -> "Runner[Any]":
-        """The model that is judged: this one, or one made of it, such as a probe on its vectors."""
-        return runner
+    def entrants(
+        self, runners: "Sequence[Runner[Any]]", settings: E, given: Mapping[str, Any]
+    ) -> "list[tuple[Runner[Any], E]]":
+        """Models that are judged, the first against the others, with their settings; or a refusal.
 
-    def rival(
-        self, runner: "Runner[Any]", other: "Runner[Any]", settings: Any, given: Mapping[str, Any]
-    ) -> Any:
-        """Settings by which another model predicts, or a refusal if both cannot be compared."""
-        if other.name != runner.name:
-            raise UsageError(
-                f"against= names a model for {other.name}; expected one for {runner.name}"
-            )
-        return settings
+        They are those that are given, or made of them, such as probes on their vectors; `given` are
+        the settings that the user gave.
+        """
+        first, *others = runners
+        for other in others:
+            if other.name != first.name:
+                raise UsageError(
+                    f"against= names a model for {other.name}; expected one for {first.name}"
+                )
+        return [(runner, settings) for runner in runners]
 
-    def check(self, settings: Any, given: Mapping[str, Any]) -> None:
-        """Refuse settings, of which the user gave some, before anything is read."""
-
-    def read(self, runner: "Runner[Any]", settings: Any) -> D:
+    def read(self, runner: "Runner[Any]", settings: E) -> D:
         """The part that a model is judged on."""
         raise NotImplementedError
 
     def predict(
-        self,
-        runner: "Runner[Any]",
-        data: D,
-        settings: Any,
-        like: "Runner[Any] | None" = None,
-    ) -> Any:
+        self, runner: "Runner[Any]", data: D, settings: E, like: "Runner[Any] | None" = None
+    ) -> P:
         """Predictions of a model for the examples of a part, in the terms of another if given.
 
         Unless a judge says otherwise, they are the answers to their inputs.
         """
         inputs = runner.inputs.first_inputs(data[settings.part], len(data[settings.part]))
-        return runner.answer(inputs, settings)
+        return cast(P, runner.answer(inputs, settings))
 
     def score(
         self,
         runner: "Runner[Any]",
         data: D,
-        predictions: Any,
-        settings: Any,
+        predictions: P,
+        settings: E,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """Scores of predictions; `systems` are all models that are judged, this one first."""
         raise NotImplementedError
 
     def compare(
-        self, runner: "Runner[Any]", data: D, theirs: System, ours: Any, settings: Any
+        self, runner: "Runner[Any]", data: D, theirs: System, ours: P, settings: E
     ) -> list[Comparison] | None:
         """Comparison with another model by a paired test; None: the scores are told."""
         return None
-
-    def outputs(
-        self, runner: "Runner[Any]", data: D, predictions: Any, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Predictions as rows of the file that outputs= names."""
-        raise NotImplementedError
-
-    def write_outputs(
-        self, runner: "Runner[Any]", data: D, predictions: Any, settings: Any
-    ) -> None:
-        """Write the predictions where outputs= says."""
-        write_outputs(settings.outputs, self.outputs(runner, data, predictions, settings))
 
 
 def validation(
@@ -461,10 +435,10 @@ class Task:
     name: str
     holds: str
     inputs: "Modality[Any]"
-    predictor: type[Predictor[Any]] | Configured[Any]
-    judge: Judge[Any]
+    predictor: type[Predictor[Any, Any, Any, Any]] | Configured[Any]
+    judge: Judge[Any, Any, Any]
     load_codec: Callable[[Path, Model, dict[str, Any]], Any]
-    objective: Objective | None = None
+    objective: Objective[Any, Any, Any] | None = None
     target: str | None = None
     unit: str = "texts"
     learnt_by: "tuple[Task, Mapping[str, Any]] | None" = None
@@ -508,7 +482,7 @@ class Task:
         return self.learning.sizes
 
     @property
-    def learning(self) -> Objective:
+    def learning(self) -> Objective[Any, Any, Any]:
         """How it is learnt, or a refusal if it is only run."""
         if self.objective is None:
             raise UsageError(f"{self.name} has no training of its own{self.remedy}")
@@ -526,10 +500,18 @@ class Task:
             )
         return Origin.load(values["init"])
 
+    def families(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Families that such settings can train, the usual one first."""
+        serves = self.learning.serves or self.name
+        if isinstance(serves, str):
+            return serving(serves)
+        usual = next(iter(serves))
+        return serving(lookup("objective", str(values.get("objective", usual)), serves))
+
     def family_of(self, values: Mapping[str, Any], origin: Origin | None) -> str:
         """Family to build: that of `init`, as `family=` or `like=` says, or the usual one."""
         like, asked = values.get("like"), values.get("family")
-        known = self.learning.families(self, values)
+        known = self.families(values)
         if asked is None and origin is not None:
             asked = origin.family if origin.family in known else None
         if asked is None and like:
@@ -575,6 +557,20 @@ class Task:
             raise UsageError(f"{folder / 'generation_config.json'}: {error}") from None
         runner.folder = folder
         return runner
+
+
+def complete(task: Task, values: Mapping[str, Any], name: str, config: Any) -> Any:
+    """Settings of a training of a family, whose config is this before the user's keys."""
+    kind = task.learning.Settings
+    known = "family" in kind.__dataclass_fields__
+    return resolve_train(
+        with_parts(kind, model=family(name)[0]),
+        {**values, "family": name} if known else values,
+        config=config,
+        sizes=task.size_rows(values),
+        short=task.short,
+        holds=task.holds,
+    )
 
 
 def build_model(

@@ -1,12 +1,12 @@
 """What `load` returns and what `train` teaches: a task with its model, ready to be used."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar, final, overload
+from typing import Any, Generic, TypeVar, final, overload
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.decode.trace import tracing
 from regard.errors import UsageError, log
-from regard.metrics.evaluation import Evaluation, provenance
+from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.modalities.base import FoundInputs, Modality, One
 from regard.native import fast
 from regard.native.processor import DTYPES
@@ -26,13 +26,13 @@ from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
-from regard.tasks.parts import Answer, Codec, OnText, Streaming, System, Task
+from regard.tasks.parts import Answer, Codec, OnText, ReadsPairs, Streaming, System, Task
 from regard.viewer.picture import Picture
 
 _READ = "read_"  # keys of config.json that say how the data of the training were read
 _READ_AS = ("column", "metric")  # such keys without that beginning
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Answer[Any])
 
 
 @final
@@ -56,7 +56,7 @@ class Runner(Generic[A]):
         self.folder: Path | None = None  # that it was loaded from
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
-        self._defaults: tuple[dict[str, Any], Any] | None = None  # of runs: as given, completed
+        self._defaults = fill(task.Run, self.predictor.defaults)  # of runs
 
     # of what type model and codec are, the parts of one row know of each other
 
@@ -103,11 +103,9 @@ class Runner(Generic[A]):
 
     def check(self, settings: Mapping[str, Any]) -> Any:
         """Settings of a run, completed from what a user gave and the model's own defaults."""
-        own = dict(self.predictor.defaults)
-        if self._defaults is None or self._defaults[0] != own:  # resolved once, when it is loaded
-            self._defaults = own, fill(self.task.Run, own)
-        defaults = self._defaults[1]
-        completed = fill(self.task.Run, settings, base=defaults) if settings else defaults
+        completed = self._defaults
+        if settings:
+            completed = fill(self.task.Run, settings, base=completed)
         return self.predictor.check(completed)
 
     def _filled(self, kind: type, settings: Mapping[str, Any]) -> Any:
@@ -240,20 +238,11 @@ class Runner(Generic[A]):
 
     def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> A:
         """Answer one input, and pass its text on piece by piece while it is generated."""
-        if not self.streams:
+        if not isinstance(self.predictor, Streaming):
             raise UsageError(f"{self.name} answers all at once; leave on_text out")
         given = self.inputs.check(given, settings, self.format)
-        write: Callable[..., A] = self.predictor.stream  # type: ignore[attr-defined]
         with self.using(settings):
-            return write(given, settings, on_text, first=first)
-
-    def say(self, given: Any, settings: Any, out: TextIO, *, first: int = 0) -> A:
-        """Write the answer to one input to a terminal while it is generated, if it `streams`."""
-        return self.predictor.say(self, given, settings, out, first=first)  # type: ignore[attr-defined]
-
-    def session(self, settings: Any, out: TextIO) -> None:
-        """Answer what is typed at a terminal until that ends, if it `streams`."""
-        self.predictor.session(self, settings, out)  # type: ignore[attr-defined]
+            return self.predictor.stream(given, settings, on_text, first=first)
 
     @contextmanager
     def using(self, settings: Any) -> Iterator[None]:
@@ -272,11 +261,11 @@ class Runner(Generic[A]):
 
     def score(self, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[A]:
         """Given answers to inputs with their log-probabilities, by a model that writes texts."""
-        if not hasattr(self.predictor, "score"):
+        if not isinstance(self.predictor, ReadsPairs):
             raise UsageError(f"{self.name} scores no given answers; give a model that translates")
         asked = self.check(settings)
         with self.using(asked):
-            return self.predictor.score(pairs, asked)  # type: ignore[attr-defined]
+            return self.predictor.score(pairs, asked)
 
     def trained_as(self) -> tuple["Runner[Any]", Mapping[str, Any]]:
         """The model with the task that trains such, and the settings that say so."""
@@ -303,18 +292,15 @@ class Runner(Generic[A]):
             raise UsageError(
                 f"data is missing; add data=FILE or data=FOLDER with {self.task.holds}"
             )
-        judge.check(asked, settings)
         with self.using(asked):
-            runner = judge.subject(self, asked)
-            others = [judge.subject(other, asked) for other in listed(against)]
+            (runner, _), *others = judge.entrants([self, *listed(against)], asked, settings)
             judge = runner.task.judge
-            theirs = [judge.rival(runner, other, asked, settings) for other in others]
             data = judge.read(runner, asked)
             started = time.perf_counter()
             predictions = judge.predict(runner, data, asked)
             seconds = time.perf_counter() - started
             systems = [System(names[0], runner, asked, predictions, settings)]
-            for name, other, how in zip(names[1:], others, theirs, strict=True):
+            for name, (other, how) in zip(names[1:], others, strict=True):
                 with other.using(how):
                     predicted = judge.predict(other, data, how, like=runner)
                 systems.append(System(name, other, how, predicted, settings))
@@ -323,7 +309,8 @@ class Runner(Generic[A]):
             for other in systems[1:]:
                 rows = judge.compare(runner, data, other, predictions, asked)
                 if rows is None:
-                    told = judge.score(other.runner, data, other.predictions, asked).scores
+                    alone = replace(asked, outputs=None)
+                    told = judge.score(other.runner, data, other.predictions, alone).scores
                     scores += [replace(one, name=f"{one.name} of {other.name}") for one in told]
                 else:
                     many = len(others) > 1
@@ -339,8 +326,8 @@ class Runner(Generic[A]):
                 **judged.made_with,
                 **provenance(),
             }
-        if asked.outputs:
-            judge.write_outputs(runner, data, predictions, asked)
+        if asked.outputs and judged.rows is not None:
+            write_outputs(asked.outputs, judged.rows)
         return (judged.Result or judge.Result)(
             names[0],
             scores,

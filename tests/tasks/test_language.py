@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import regard
+from regard import answering
 from regard.attention.positions import POSITIONS
 from regard.cli import main
 from regard.data import conversation, documents
@@ -744,11 +745,11 @@ def test_a_conversation_that_grows_too_long_forgets_its_beginning(pieces):
 def test_a_session_remembers_its_rounds(model, monkeypatch):
     said = iter(["Hello", "And you?"])
     seen: list = []
-    say = model.say
+    say = answering.say
 
-    def spy(given, *arguments, **more):
+    def spy(model, given, *arguments, **more):
         seen.append(given)
-        return say(given, *arguments, **more)
+        return say(model, given, *arguments, **more)
 
     def read(prompt):
         try:
@@ -756,10 +757,10 @@ def test_a_session_remembers_its_rounds(model, monkeypatch):
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(model, "say", spy)
+    monkeypatch.setattr(answering, "say", spy)
     monkeypatch.setattr("builtins.input", read)
     out = io.StringIO()
-    model.session(model.check({"chat": "true", "max_length": "8"}), out)
+    answering.session(model, model.check({"chat": "true", "max_length": "8"}), out)
     first, second = seen
     assert [m["role"] for m in first] == ["user"]
     assert [m["role"] for m in second] == ["user", "assistant", "user"]

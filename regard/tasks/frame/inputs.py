@@ -8,6 +8,7 @@ from regard.data.pairs import Pair
 from regard.data.parts import Dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
+from regard.tasks.parts import ReadsPairs
 
 _LETTERS = 50  # of a token, at most, where a long text is cut into windows
 
@@ -56,7 +57,7 @@ def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: i
 def read_picture(task: Any, given: Any) -> Any:
     """Return a picture of how a model reads an input, and given targets rather than its own."""
     if isinstance(given, Pair):
-        if hasattr(task.predictor, "pair_picture"):
+        if isinstance(task.predictor, ReadsPairs):
             return task.predictor.pair_picture(given)
         given = given.source
     # heads are measured on what a model reads: pieces, and texts as they are

@@ -136,6 +136,7 @@ class Classifier(Predictor[Classified]):
 
     def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any], plain: Any):
         super().__init__(model, codec, config)
+        self.defaults = {}  # nothing is decoded
         self.labels: list[str] = codec.labels
         self.plain = plain
 
@@ -147,11 +148,6 @@ class Classifier(Predictor[Classified]):
             )
         self.codec.check(settings, self.model)
         return settings
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """None: nothing is decoded."""
-        return {}
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Label inputs; one that cannot be read is told of where such are passed over."""

@@ -43,7 +43,7 @@ class LabelJudge(Judge[Dataset[Any]]):
         read_test: reads the part that is judged, with the labels of a model.
         made_with: settings that a score depends on, by the model and the data.
         top: whether it is told how often the right label is among the likeliest five.
-        subject: the model that is judged, if another is made of one for that.
+        made_of: models that are judged instead, if others are made of them for that.
     """
 
     Settings = BootstrapSettings
@@ -54,31 +54,31 @@ class LabelJudge(Judge[Dataset[Any]]):
         read_test: ReadsTest,
         made_with: Callable[[Runner[Any], Any, Any], dict[str, Any]] = lambda *about: {},
         top: bool = True,
-        subject: Callable[[Runner[Any], Any], Runner[Any]] = lambda runner, settings: runner,
+        made_of: Callable[..., list[tuple[Runner[Any], Any]]] = lambda *about: [],
     ):
         self.read_test, self.made_with, self.top = read_test, made_with, top
-        self._subject = subject
+        self.made_of = made_of
 
-    def subject(self, runner: Runner[Any], settings: Any) -> Runner[Any]:
-        """The model that is judged."""
-        return self._subject(runner, settings)
-
-    def rival(
-        self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
-    ) -> Any:
-        """Refuse a model of another task or of other labels."""
+    def entrants(
+        self, runners: Sequence[Runner[Any]], settings: Any, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], Any]]:
+        """Models of the same task and labels, or those that are made of them."""
+        if made := self.made_of(runners, settings):
+            return made
+        runner, *others = runners
         decision = runner.codec.decision
-        if decision is NUMBER:
+        if others and decision is NUMBER:
             raise UsageError("against= compares labels, and this model gives numbers; leave it out")
-        super().rival(runner, other, settings, given)
-        labels = other.codec.labels
-        alike = other.codec.decision.several == decision.several
-        if not alike or set(labels) != set(runner.codec.labels):
-            raise UsageError(
-                f"against= names a model of other labels ({', '.join(labels[:6])}); "
-                "compare models of the same"
-            )
-        return settings
+        entrants = super().entrants(runners, settings, given)
+        for other in others:
+            labels = other.codec.labels
+            alike = other.codec.decision.several == decision.several
+            if not alike or set(labels) != set(runner.codec.labels):
+                raise UsageError(
+                    f"against= names a model of other labels ({', '.join(labels[:6])}); "
+                    "compare models of the same"
+                )
+        return entrants
 
     def read(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
         """The part that is judged."""
@@ -128,10 +128,11 @@ class LabelJudge(Judge[Dataset[Any]]):
         """Accuracy, F1 and loss, by class too, and the errors it was surest of."""
         part, codec, unit = data[settings.part], runner.codec, runner.task.unit
         made_with = self.made_with(runner, data, settings)
+        rows = codec.records(part, predictions, settings) if settings.outputs else []
         if codec.decision is NUMBER:
             right = np.array([example.number for example in part])
             scores = value_scores(predictions[:, 0].astype(float), right)
-            return ScoredPredictions(scores, len(right), {}, made_with, Evaluation)
+            return ScoredPredictions(scores, len(right), {}, made_with, Evaluation, rows)
         results = self.results(runner, part, predictions, settings)
         if codec.outliers is not None:
             refused = int(runner.predictor.none_in(part, predictions).sum())
@@ -145,7 +146,7 @@ class LabelJudge(Judge[Dataset[Any]]):
             scores.insert(1, top_k(results.targets.argmax(1), predictions, _TOP, unit))
         errors = results.errors(settings.errors, codec.judged(part).show)
         details = results.details(errors, baseline_scores(codec, part))
-        return ScoredPredictions(scores, len(results.targets), details, made_with)
+        return ScoredPredictions(scores, len(results.targets), details, made_with, rows=rows)
 
     def compare(
         self, runner: Runner[Any], data: Dataset[Any], theirs: System, ours: Any, settings: Any
@@ -154,12 +155,6 @@ class LabelJudge(Judge[Dataset[Any]]):
         results = self.results(runner, data[settings.part], ours, settings)
         assigned = runner.codec.decision.assign(theirs.predictions, settings)
         return results.compare(assigned, settings.samples, theirs.predictions)
-
-    def outputs(
-        self, runner: Runner[Any], data: Dataset[Any], predictions: np.ndarray, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Each example with its label and what was predicted."""
-        return runner.codec.records(data[settings.part], predictions, settings)
 
 
 def baseline_scores(codec: Any, part: Any) -> dict[str, dict[str, float]]:

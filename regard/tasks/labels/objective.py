@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.parts import Dataset
 from regard.metrics.baselines import Baselines
-from regard.models import serving, task_changes
+from regard.models import task_changes
 from regard.models.folder import load_folder
 from regard.tasks.frame.origin import Origin
 from regard.tasks.labels.judge import LabelJudge, baseline_scores, valid_scores
@@ -22,6 +22,7 @@ from regard.tasks.parts import (
     Objective,
     Task,
     build_model,
+    complete,
     usual_shape,
 )
 from regard.tasks.runner import Runner
@@ -117,18 +118,12 @@ class LabelObjective(Objective):
         published_sizes: bool = False,
     ):
         self.inputs, self.Settings, self.published_sizes = inputs, settings, published_sizes
-        self.sizes, self.short = sizes, short
+        self.sizes, self.short, self.serves = sizes, short, inputs.task
 
-    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Families that have a head for such labels."""
-        return serving(self.inputs.task)
-
-    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a family before the user's keys."""
-        return self.inputs.shape(name, values, origin)
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> Any:
         """Settings that fit each other, or a refusal."""
+        name = task.family_of(values, origin)
+        settings = complete(task, values, name, self.inputs.shape(name, values, origin))
         return self.inputs.check(settings, values, origin)
 
     def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:

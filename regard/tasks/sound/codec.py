@@ -16,7 +16,7 @@ from regard.data.augment import step_rng
 from regard.data.batches import IndexBatches
 from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
-from regard.data.sound_files import SUFFIXES
+from regard.data.sound_files import SUFFIXES, Samples
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
@@ -37,6 +37,7 @@ from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture, Recording
 
 ConformerConfig, _ = family("conformer")
+SoundSource = Path | str | bytes | np.ndarray | Samples  # one sound, as a user gives it
 _MOST_CELLS = 100  # of a window, which are cut one by one
 _LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
 _GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered

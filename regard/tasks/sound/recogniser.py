@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,16 +24,18 @@ from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.question import Question
-from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, V
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
     SoundCodec,
+    SoundSource,
     format_of,
     pad_sounds,
     read_sounds,
     sound_options,
 )
 from regard.tasks.sound.transcribing import (
+    Hearing,
     TranscribeEval,
     TranscribeLook,
     TranscribeRun,
@@ -46,6 +48,7 @@ from regard.tasks.sound.transcribing import (
 from regard.training.loss import ctc_losses
 from regard.viewer.picture import Picture
 
+H = TypeVar("H", bound=Hearing)
 PART = 256  # sounds of a part that are in memory at once
 
 
@@ -62,7 +65,7 @@ def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCo
     return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
 
 
-class Recogniser(Predictor[Transcript]):
+class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, SoundSource]):
     """Writes what is said in a sound, word by word with their times."""
 
     Settings, Look = TranscribeRun, TranscribeLook
@@ -78,18 +81,15 @@ class Recogniser(Predictor[Transcript]):
         if hasattr(model.config, "full_window"):  # it reads windows of one length
             rules = self.config.get("generation", {}).get("rules")
             self.decoder = WhisperDecoder(model, self.tokenizer, rules=rules, **times)
+            self.defaults = {"beam": 1, **self.defaults}  # greedy
         else:
             self.decoder = SpeechDecoder(model, self.tokenizer, **times)
         self._lm: tuple[str, FusionModel] | None = None  # the last that was asked for
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The model's own defaults of decoding; Whisper's is greedy."""
-        greedy = {"beam": 1} if isinstance(self.decoder, WhisperDecoder) else {}
-        return {**greedy, **super().defaults}
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse unknown names, and options that contradict each other or the model."""
+        if not isinstance(settings, Hearing):
+            return settings
         self.decoder.check(settings)
         if settings.speeds != (1.0,):
             settings = self.check_speeds(settings)
@@ -101,7 +101,7 @@ class Recogniser(Predictor[Transcript]):
             )
         return settings
 
-    def check_speeds(self, settings: Any) -> Any:
+    def check_speeds(self, settings: H) -> H:
         """Refuse several speeds where texts are not compared by CTC.
 
         Those that are the model's own default are left out there.
@@ -119,7 +119,7 @@ class Recogniser(Predictor[Transcript]):
         has = "add decoding=ctc" if "ctc" in self.decoder.ways else "leave it out"
         raise UsageError(f"{told} compares texts by CTC; {has}")
 
-    def language_model(self, settings: Any) -> FusionModel | None:
+    def language_model(self, settings: Hearing) -> FusionModel | None:
         """Return the language model that is asked for."""
         if settings.lm is None:
             return None
@@ -137,7 +137,7 @@ class Recogniser(Predictor[Transcript]):
             raise UsageError(f"forced={text!r:.60} cannot be aligned: {what}")
         return ids
 
-    def cut(self, samples: np.ndarray, settings: Any) -> list[Segment]:
+    def cut(self, samples: np.ndarray, settings: Hearing) -> list[Segment]:
         """Return the stretches of a sound that are transcribed by themselves."""
         rate = self.format.rate
         found = [Segment(0, len(samples))]
@@ -145,7 +145,7 @@ class Recogniser(Predictor[Transcript]):
             found = cut_at_pauses(samples, rate, settings.segment_seconds)
         return [one for one in found if not settings.gate or is_speech(samples[slice(*one)], rate)]
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+    def predict(self, inputs: list[Any], settings: TranscribeRun, *, first: int = 0) -> list[Any]:
         """Transcribe sounds, or align the transcripts that are given."""
         texts: list[list[int]] = []
         if settings.forced is not None:
@@ -165,7 +165,7 @@ class Recogniser(Predictor[Transcript]):
             answers += [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
         return answers
 
-    def aligned(self, samples: np.ndarray, ids: list[int], settings: Any) -> Transcript:
+    def aligned(self, samples: np.ndarray, ids: list[int], settings: Hearing) -> Transcript:
         """Align a transcript to a sound, which is read in stretches if it is long."""
         rate, size = self.format.rate, self.format.sizes.hop * self.model.stride
         cuts = cut_at_pauses(samples, rate, settings.segment_seconds) or [Segment(0, len(samples))]
@@ -189,7 +189,7 @@ class Recogniser(Predictor[Transcript]):
         """Return samples as they are decoded."""
         return Utterance(self.spectrogram(samples), loudness(samples, self.format.rate))
 
-    def transcribe(self, sounds: Sequence[np.ndarray], settings: Any) -> list[Transcript]:
+    def transcribe(self, sounds: Sequence[np.ndarray], settings: Hearing) -> list[Transcript]:
         """Transcripts of samples, each cut at its pauses and put together again."""
         if not sounds:
             return []
@@ -200,7 +200,7 @@ class Recogniser(Predictor[Transcript]):
         ]
 
     def recognise(
-        self, sounds: Sequence[np.ndarray], settings: Any
+        self, sounds: Sequence[np.ndarray], settings: Hearing
     ) -> list[list[tuple[float, list[Recognised]]]]:
         """Return the texts of the stretches of each sound, and in which second they begin."""
         rate = self.format.rate
@@ -242,7 +242,7 @@ class Recogniser(Predictor[Transcript]):
         ranks[0].others = ranks[1:]
         return ranks[0]
 
-    def transcribe_part(self, sounds: Sounds, settings: Any) -> list[Transcript]:
+    def transcribe_part(self, sounds: Sounds, settings: TranscribeRun) -> list[Transcript]:
         """Transcripts of the sounds of a part."""
         answers: list[Transcript] = []
         for start in range(0, len(sounds), PART):
@@ -252,7 +252,9 @@ class Recogniser(Predictor[Transcript]):
 
     # Looking
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(
+        self, given: SoundSource, settings: TranscribeLook, expected: Any = None
+    ) -> Question:
         """A sound with its transcript and the log-probability of that, by CTC if it can."""
         model = self.model
         samples = self.format.read(given)
@@ -296,7 +298,7 @@ class Recogniser(Predictor[Transcript]):
             **tokens,
         )
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: SoundSource, settings: TranscribeLook) -> Picture:
         """Watch the model while it transcribes a sound, and gather where it looked."""
 
         def describe(raws: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class Recogniser(Predictor[Transcript]):
 
         return self.codec.picture(self.model, given, settings, describe)
 
-    def described(self, samples: np.ndarray, settings: Any) -> dict[str, Any]:
+    def described(self, samples: np.ndarray, settings: TranscribeLook) -> dict[str, Any]:
         """Transcript of a sound for its picture, with the posteriors of CTC and times of words."""
         spectrogram, level = self.utterance(samples)
         if settings.forced is None:
@@ -341,15 +343,15 @@ def _ids(heard: Sequence[tuple[float, Sequence[Recognised]]]) -> list[int]:
     return [token for _, texts in heard for token in texts[0].ids]
 
 
-class TranscriptJudge(Judge[SoundData]):
+class TranscriptJudge(Judge[SoundData, TranscribeEval, Sequence[Transcript]]):
     """Judges transcripts by the words and characters that are wrong."""
 
-    def rival(
-        self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
-    ) -> Any:
-        """The same settings for another model, or a refusal of what it cannot do."""
-        super().rival(runner, other, settings, given)
-        return other.predictor.check(settings)
+    def entrants(
+        self, runners: Sequence[Runner[Any]], settings: TranscribeEval, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], Any]]:
+        """Models with the same settings, or a refusal of what one of them cannot do."""
+        entrants = super().entrants(runners, settings, given)
+        return [entrants[0], *((one, one.predictor.check(asked)) for one, asked in entrants[1:])]
 
     def read(self, runner: Runner[Any], settings: TranscribeEval) -> SoundData:
         """The part that is judged."""
@@ -381,7 +383,11 @@ class TranscriptJudge(Judge[SoundData]):
         scores = transcript_scores(texts, sounds.texts, settings.normalise, settings.samples)
         names = set(TranscribeRun.__dataclass_fields__) - {"threads", "columns", "rate"}
         made_with = {name: getattr(settings, name) for name in sorted(names)}
-        return ScoredPredictions(scores, len(sounds), made_with=made_with)
+        rows = [
+            {"audio": sounds.where(i), "text": text, **answer.record(settings)}
+            for i, (text, answer) in enumerate(zip(sounds.texts, predictions, strict=True))
+        ]
+        return ScoredPredictions(scores, len(sounds), made_with=made_with, rows=rows)
 
     def compare(
         self,
@@ -395,15 +401,3 @@ class TranscriptJudge(Judge[SoundData]):
         mine, other = ([str(one) for one in side] for side in (ours, theirs.predictions))
         references = data[settings.part].texts
         return compare_transcripts(mine, other, references, settings.normalise, settings.samples)
-
-    def outputs(
-        self,
-        runner: Runner[Any],
-        data: SoundData,
-        predictions: Sequence[Transcript],
-        settings: TranscribeEval,
-    ) -> list[dict[str, Any]]:
-        """Each sound with its transcript and what was recognised."""
-        sounds = data[settings.part]
-        rows = zip(range(len(predictions)), sounds.texts, predictions, strict=True)
-        return [{"audio": sounds.where(i), "text": t, **p.record(settings)} for i, t, p in rows]

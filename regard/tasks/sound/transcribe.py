@@ -16,7 +16,7 @@ from regard.metrics.speech import transcript_errors
 from regard.modalities.sound import SOUND
 from regard.models import task_changes
 from regard.tasks.frame.origin import Origin
-from regard.tasks.parts import Lesson, Objective, Task, build_model
+from regard.tasks.parts import Learnt, Lesson, Objective, Task, build_model
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
     SHORT,
@@ -55,7 +55,7 @@ class Usable(NamedTuple):
     note: str | None
 
 
-class SpeechObjective(Objective):
+class SpeechObjective(Objective[TranscribeTrain, SoundData, SoundCodec]):
     """Learns transcripts by CTC, by a decoder, or by both."""
 
     Settings, short = TranscribeTrain, SHORT
@@ -67,9 +67,11 @@ class SpeechObjective(Objective):
         "big": {"lr": 0.0005, "steps": 100_000, "batch_seconds": 800.0},
     }
 
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settle the heads of the model by the weight of CTC in the loss."""
-        settings = check_sound(settings, origin)
+    def resolve(
+        self, task: Task, values: Mapping[str, Any], origin: Origin | None
+    ) -> TranscribeTrain:
+        """Settings whose weight of CTC in the loss settles the heads of the model."""
+        settings = check_sound(super().resolve(task, values, origin), origin)
         weight, depth = settings.ctc_weight, settings.model.decoder_depth
         if weight is None:
             weight = CTC_WEIGHT * settings.model.ctc if depth else 1.0
@@ -95,11 +97,13 @@ class SpeechObjective(Objective):
             raise UsageError(f"ctc_weight={weight}: {whose} has no CTC head; choose 0")
         return replace(settings, ctc_weight=weight, model=model)
 
-    def read(self, settings: Any, origin: Origin | None) -> SoundData:
+    def read(self, settings: TranscribeTrain, origin: Origin | None) -> SoundData:
         """Sounds and their transcripts."""
         return read_training(settings, sound_options(settings, "text"))
 
-    def codec(self, data: Any, settings: Any, learnt: Any, origin: Origin | None) -> SoundCodec:
+    def codec(
+        self, data: SoundData, settings: TranscribeTrain, learnt: Learnt, origin: Origin | None
+    ) -> SoundCodec:
         """Format of the sounds, and the tokenizer of their transcripts."""
         texts = [tidy(text) for text in data["train"].texts]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
@@ -107,7 +111,7 @@ class SpeechObjective(Objective):
         return SoundCodec(format, tokenizer=tokenizer, more=parts_by_name(settings))
 
     def model(
-        self, data: Any, codec: SoundCodec, settings: Any, origin: Origin | None
+        self, data: SoundData, codec: SoundCodec, settings: TranscribeTrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Model with the heads that the settings choose."""
         assert codec.tokenizer is not None
@@ -116,7 +120,7 @@ class SpeechObjective(Objective):
         config = replace(settings.model, **changes, vocab=vocab)
         return settings.family, build_model(settings.family, config, settings, origin)
 
-    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: SoundData, settings: TranscribeTrain) -> Lesson:
         """Batches of augmented spectrograms with their transcripts, and the loss of both heads."""
         model, recogniser = runner.model, runner.predictor
         train = usable(runner, "train", data["train"], settings, settings.broken)
@@ -134,7 +138,7 @@ class SpeechObjective(Objective):
 
         def loss(batch: SpeechBatch) -> Tensor:
             smoothing, inter = settings.label_smoothing, settings.inter_ctc
-            return speech_loss(model, batch, settings.ctc_weight, smoothing, inter)
+            return speech_loss(model, batch, settings.ctc_weight or 0.0, smoothing, inter)
 
         def validate(share: float) -> dict[str, float]:
             some = data["valid"].pick(np.arange(math.ceil(share * decoded)))
@@ -162,14 +166,16 @@ class SpeechObjective(Objective):
         )
 
 
-def usable(runner: Runner[Any], part: str, sounds: Sounds, settings: Any, broken: str) -> Usable:
+def usable(
+    runner: Runner[Any], part: str, sounds: Sounds, settings: TranscribeTrain, broken: str
+) -> Usable:
     """Sounds of a part that can be learnt from, with the ids of their texts."""
     model, codec = runner.model, runner.codec
     ids = codec.tokenizer.encode_batch([tidy(text) for text in sounds.texts])
     rows, note = [np.array(row, dtype=np.int64) for row in ids], None
     longest = max(range(len(rows)), key=lambda i: len(rows[i]))
     most = model.config.max_length - 1
-    if settings.ctc_weight < 1 and len(rows[longest]) > most:
+    if (settings.ctc_weight or 0.0) < 1 and len(rows[longest]) > most:
         raise UsageError(
             f"{sounds.where(longest)}: a transcript of {len(rows[longest])} tokens; the "
             f"decoder writes at most {most}: cut it, or raise model.max_length"
@@ -183,7 +189,7 @@ def usable(runner: Runner[Any], part: str, sounds: Sounds, settings: Any, broken
 
 
 @torch.inference_mode()
-def valid_loss(runner: Runner[Any], sounds: Sounds, settings: Any) -> float:
+def valid_loss(runner: Runner[Any], sounds: Sounds, settings: TranscribeTrain) -> float:
     """Loss a token of sounds that can be aligned, without augmentation."""
     recogniser = runner.predictor
     sounds, rows, _ = usable(runner, "valid", sounds, settings, "skip")
@@ -194,7 +200,7 @@ def valid_loss(runner: Runner[Any], sounds: Sounds, settings: Any) -> float:
         sound = pad_sounds(features, runner.device)
         texts = [rows[i] for i in places]
         batch = make_batch(texts, *sound, recogniser.tokenizer, recogniser.decoder.begin)
-        total += float(speech_loss(runner.model, batch, settings.ctc_weight, 0.0))
+        total += float(speech_loss(runner.model, batch, settings.ctc_weight or 0.0, 0.0))
         tokens += batch.tokens
     return total / tokens
 

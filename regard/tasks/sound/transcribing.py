@@ -25,9 +25,13 @@ from regard.metrics.speech import NORMALISATIONS
 from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
-from regard.tasks.frame.settings import derived
 from regard.tasks.parts import Answer
-from regard.tasks.sound.codec import SoundEvalSettings, SoundRunSettings, SoundTrainSettings
+from regard.tasks.sound.codec import (
+    SoundEvalSettings,
+    SoundRunSettings,
+    SoundSource,
+    SoundTrainSettings,
+)
 from regard.training.loss import ctc_loss, linear_cross_entropy
 from regard.viewer.settings import SoundLookSettings
 
@@ -72,18 +76,24 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class TranscribeRun(derived("TranscribeRun", SoundRunSettings, WhisperDecoding, Listening)):
-    """How to transcribe sounds."""
+class Hearing(SoundRunSettings, WhisperDecoding, Listening):
+    """How a sound is heard, and its transcript written or aligned."""
 
-    format: str = setting("text", "format of the answers", choices=lambda: FORMATS)
-    scores: bool = setting(False, "print the score of each transcript")
     forced: str | bool | None = setting(
         None, "a transcript to align; true: that of each input, after a TAB"
     )
 
 
 @dataclass(frozen=True)
-class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)):
+class TranscribeRun(Hearing):
+    """How to transcribe sounds."""
+
+    format: str = setting("text", "format of the answers", choices=lambda: FORMATS)
+    scores: bool = setting(False, "print the score of each transcript")
+
+
+@dataclass(frozen=True)
+class TranscribeEval(SoundEvalSettings, TranscribeRun):
     """What to judge transcripts on, and how."""
 
     data: str | None = setting(None, "a folder or table of sounds and transcripts")
@@ -96,9 +106,7 @@ class TranscribeEval(derived("TranscribeEval", SoundEvalSettings, TranscribeRun)
 
 
 @dataclass(frozen=True)
-class TranscribeLook(
-    derived("TranscribeLook", SoundLookSettings, SoundRunSettings, WhisperDecoding, Listening)
-):
+class TranscribeLook(SoundLookSettings, Hearing):
     """What to see of how a transcript came about."""
 
     forced: str | None = setting(None, "a transcript to align, instead of its own")
@@ -108,7 +116,7 @@ class TranscribeLook(
 
 
 @dataclass
-class Transcript(Answer):
+class Transcript(Answer[TranscribeRun]):
     """A transcript with its words and their times; `others` are the next best."""
 
     text: str
@@ -120,11 +128,11 @@ class Transcript(Answer):
     def __str__(self) -> str:
         return self.text
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: TranscribeRun) -> Iterator[str]:
         """Write the transcript in the format that is asked for."""
         yield from FORMATS[settings.format](self, settings)
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: TranscribeRun) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         fields: dict[str, Any] = {
             "prediction": self.text,
@@ -145,12 +153,12 @@ class Transcript(Answer):
         return fields
 
 
-def _plain(answer: Transcript, settings: Any) -> Iterator[str]:
+def _plain(answer: Transcript, settings: TranscribeRun) -> Iterator[str]:
     for one in [answer, *answer.others]:
         yield f"{one.text} ||| {one.score:.6f}" if settings.scores else one.text
 
 
-def _json(answer: Transcript, settings: Any) -> Iterator[str]:
+def _json(answer: Transcript, settings: TranscribeRun) -> Iterator[str]:
     yield json.dumps(answer.record(settings), ensure_ascii=False)
 
 
@@ -171,7 +179,7 @@ def tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-def as_pair(given: Any, forced: str | bool) -> tuple[Any, str]:
+def as_pair(given: SoundSource, forced: str | bool) -> tuple[SoundSource, str]:
     """Return a sound and the transcript to align: one for all, or what follows a TAB."""
     if str(forced).lower() != "true":
         return given, str(forced)
@@ -195,7 +203,7 @@ def words_of_ids(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[list[str], l
     return [word for word, _ in found], numbers
 
 
-def learn_tokenizer(texts: Sequence[str], settings: Any) -> Tokenizer:
+def learn_tokenizer(texts: Sequence[str], settings: TranscribeTrain) -> Tokenizer:
     """Learn the tokens that transcripts are written with."""
     if settings.tokenizer == "characters":
         return Characters.learn(texts)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from regard.attention.watch import watch
 from regard.data.documents import Texts, load_texts
 from regard.data.labelled import Labelled, load_labelled
-from regard.data.parts import Dataset
 from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
 from regard.data.scored import ScoredPairReader
 from regard.decode.batching import in_batches
@@ -37,10 +36,12 @@ from regard.tasks.parts import (
     ScoredPredictions,
     System,
     Task,
+    V,
 )
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun, TextCodec, check_max_length, load_encoder
 from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
 
 
 def _last(x: Tensor, lengths: Tensor) -> Tensor:
@@ -72,6 +73,11 @@ class EmbedRun(EncoderRun):
 
 
 @dataclass(frozen=True)
+class EmbedLook(LookSettings, EmbedRun):
+    """What look can be told."""
+
+
+@dataclass(frozen=True)
 class EmbedEval(EvalSettings, EmbedRun):
     """What an evaluation of similarities can be told."""
 
@@ -94,7 +100,7 @@ class ShiftSettings(EmbedRun, TrainSettings):
 
 
 @dataclass(frozen=True)
-class Similar(Answer):
+class Similar(Answer[EmbedRun]):
     """The cosine similarity of two texts."""
 
     similarity: float
@@ -103,7 +109,7 @@ class Similar(Answer):
     def __str__(self) -> str:
         return f"{self.similarity:.6f}"
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: EmbedRun) -> dict[str, Any]:
         """The fields that the prediction adds to a JSON line."""
         return {"prediction": round(self.similarity, 6), **({"cut": True} if self.cut else {})}
 
@@ -115,32 +121,29 @@ def check_pooling(pooling: str, family: str) -> None:
         raise UsageError("pooling=first is what every text begins with; choose mean or last")
 
 
-class Embedder(Predictor[Embedded | Similar]):
+class Embedder(Predictor[Embedded | Similar, EmbedRun, EmbedLook, str]):
     """Makes one vector of a text by pooling those of its tokens."""
 
-    Settings = EmbedRun
+    Settings, Look = EmbedRun, EmbedLook
     from_nothing = True
 
     def __init__(self, model: nn.Module, codec: TextCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         self.tokenizer, self.encoder = codec.tokenizer, codec.encoder
         self.max_length: int = config.get("max_length") or self.model.config.max_length
+        # how it makes vectors; the last token of a text is where CLIP learned to meet images
+        usual = {"pooling": "last"} if config.get("family") == "clip" else {}
+        self.defaults = usual | {k: config[k] for k in ("pooling", "normalise") if k in config}
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """How the model makes vectors by default."""
-        # the last token of a text is where CLIP learned to meet images
-        usual = {"pooling": "last"} if self.config.get("family") == "clip" else {}
-        return usual | {k: self.config[k] for k in ("pooling", "normalise") if k in self.config}
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse settings that do not fit the model."""
-        check_pooling(settings.pooling, str(self.config.get("family")))
-        check_max_length(settings, self.model)
+        if isinstance(settings, EmbedRun):
+            check_pooling(settings.pooling, str(self.config.get("family")))
+            check_max_length(settings, self.model)
         return settings
 
     def predict(
-        self, inputs: list[str], settings: Any, *, first: int = 0
+        self, inputs: list[str], settings: EmbedRun, *, first: int = 0
     ) -> list[Embedded | Similar]:
         """Embed each text or, for pairs with a TAB between, compare both."""
         if settings.similarity:
@@ -151,12 +154,12 @@ class Embedder(Predictor[Embedded | Similar]):
         self._log_truncated(truncated, settings)
         return [Embedded(*both) for both in zip(vectors, truncated, strict=True)]
 
-    def _log_truncated(self, truncated: Sequence[bool], settings: Any) -> None:
+    def _log_truncated(self, truncated: Sequence[bool], settings: EmbedRun) -> None:
         if any(truncated):
             most = settings.max_length or self.max_length
             log(f"{sum(truncated)} of {len(truncated)} texts were cut at {most} pieces")
 
-    def vectors(self, texts: Sequence[str], settings: Any) -> tuple[np.ndarray, list[bool]]:
+    def vectors(self, texts: Sequence[str], settings: EmbedRun) -> tuple[np.ndarray, list[bool]]:
         """The vectors of texts (n, w), and which texts were truncated."""
         rows = self.rows(texts, settings)
 
@@ -168,23 +171,23 @@ class Embedder(Predictor[Embedded | Similar]):
         table = np.stack(vectors) if vectors else np.zeros((0, self.model.config.block.width))
         return table, [row.truncated for row in rows]
 
-    def rows(self, texts: Sequence[str], settings: Any) -> list[TokenRow]:
+    def rows(self, texts: Sequence[str], settings: EmbedRun) -> list[TokenRow]:
         """Tokens of texts."""
         return self.encoder.texts(texts, settings.max_length or self.max_length)
 
     @torch.inference_mode()
-    def _forward(self, rows: list[TokenRow], settings: Any) -> np.ndarray:
+    def _forward(self, rows: list[TokenRow], settings: EmbedRun) -> np.ndarray:
         batch = collate(rows, self.tokenizer.pad, self.device)
         pooled = self.pooled(batch, settings)
         return (F.normalize(pooled, dim=-1) if settings.normalise else pooled).cpu().numpy()
 
-    def pooled(self, batch: TextBatch, settings: Any) -> Tensor:
+    def pooled(self, batch: TextBatch, settings: EmbedRun) -> Tensor:
         """Vectors of texts, of whatever length."""
         hidden = self.model.hidden(**batch.inputs).float()
         return POOLINGS[settings.pooling](hidden, batch.lengths)
 
     def similarities(
-        self, pairs: Sequence[tuple[str, str]], settings: Any
+        self, pairs: Sequence[tuple[str, str]], settings: EmbedRun
     ) -> tuple[np.ndarray, list[bool]]:
         """The cosine of each pair of texts, and which pairs were truncated."""
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -198,7 +201,7 @@ class Embedder(Predictor[Embedded | Similar]):
         self._log_truncated(either, settings)
         return cosines, either
 
-    def answer_logprobs(self, given: str, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(self, given: str, settings: EmbedLook, expected: Any = None) -> Question:
         """A text's vector, which a change of the model moves by so much cosine distance."""
         (row,) = self.rows([given], settings)
 
@@ -221,7 +224,7 @@ class Embedder(Predictor[Embedded | Similar]):
             unit="cosine distance",
         )
 
-    def explain(self, given: str, settings: Any) -> Picture:
+    def explain(self, given: str, settings: EmbedLook) -> Picture:
         """Embed a text and return a Picture of what each layer attended to."""
         from regard.viewer.text import text_views
 
@@ -239,24 +242,24 @@ class Embedder(Predictor[Embedded | Similar]):
         )
 
 
-class SimilarityJudge(Judge):
+class SimilarityJudge(Judge[Labelled, EmbedEval, np.ndarray]):
     """Judges the cosines of pairs of texts by the scores that people gave."""
 
     Settings = EmbedEval
 
-    def read(self, runner: Runner[Any], settings: Any) -> Labelled:
+    def read(self, runner: Runner[Any], settings: EmbedEval) -> Labelled:
         """Pairs of texts with scores."""
         reader = ScoredPairReader(settings.columns, settings.skip_bad, settings.header)
         need = (settings.part,)
         return load_labelled(
-            settings.data, reader, test=settings.test, need=need, trained=runner.trained
+            str(settings.data), reader, test=settings.test, need=need, trained=runner.trained
         )
 
     def predict(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
-        settings: Any,
+        data: Labelled,
+        settings: EmbedEval,
         like: Runner[Any] | None = None,
     ) -> np.ndarray:
         """Cosine of each pair."""
@@ -266,9 +269,9 @@ class SimilarityJudge(Judge):
     def score(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
+        data: Labelled,
         predictions: np.ndarray,
-        settings: Any,
+        settings: EmbedEval,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """Correlation of the cosines with the scores."""
@@ -281,16 +284,11 @@ class SimilarityJudge(Judge):
                 "pooling": settings.pooling,
                 "max_length": settings.max_length or runner.predictor.max_length,
             },
+            rows=[
+                {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
+                for pair, value in zip(data[settings.part], predictions.tolist(), strict=True)
+            ],
         )
-
-    def outputs(
-        self, runner: Runner[Any], data: Dataset[Any], predictions: np.ndarray, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Cosine of each pair beside its score."""
-        return [
-            {"texts": pair.texts, "score": pair.score, "prediction": round(value, 6)}
-            for pair, value in zip(data[settings.part], predictions.tolist(), strict=True)
-        ]
 
 
 class ShiftBatch(NamedTuple):
@@ -300,7 +298,7 @@ class ShiftBatch(NamedTuple):
     vectors: Tensor
 
 
-class ShiftObjective(Objective):
+class ShiftObjective(Objective[ShiftSettings, Texts]):
     """The cosine distance of each text's vector from what it was, as a loss.
 
     It is 0 for the model as it is, and tells what a change of what flows in it costs.
@@ -309,17 +307,17 @@ class ShiftObjective(Objective):
     Settings = ShiftSettings
     sizes = {"tiny": {}}
 
-    def read(self, settings: Any, origin: Origin | None) -> Texts:
+    def read(self, settings: ShiftSettings, origin: Origin | None) -> Texts:
         """Texts: the lines of a running text, or the rows of a table."""
         read = load_texts(
-            settings.data, key=settings.columns, header=settings.header, need=("train",)
+            str(settings.data), key=settings.columns, header=settings.header, need=("train",)
         )
         texts = read["train"]
         if read.running:
             texts = [line for text in texts for line in text.splitlines()]
         return replace(read, parts={"train": [text for text in texts if text.strip()]})
 
-    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: Texts, settings: ShiftSettings) -> Lesson:
         """Texts with their vectors, pooled as the model does by default."""
         embedder: Embedder = runner.predictor
         pooling = settings.pooling or embedder.defaults.get("pooling", "mean")

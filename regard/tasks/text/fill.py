@@ -24,7 +24,7 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Filled
 from regard.tasks.frame.question import Question, text_keys
 from regard.tasks.frame.settings import RunSettings
-from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, Task
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.language import LANGUAGE
 from regard.tasks.text.language_modelling import (
@@ -35,6 +35,7 @@ from regard.tasks.text.language_modelling import (
     read_test_texts,
 )
 from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
 
 _CANDIDATES = 5  # that a JSON line names for each mask
 # what a picture says of no mask, of one and of more
@@ -53,6 +54,11 @@ class FillRun(RunSettings):
     scores: bool = setting(False, "print the probability of each text")
     batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
     batch_rows: int = setting(128, "texts per batch", min=1, group="machine")
+
+
+@dataclass(frozen=True)
+class FillLook(LookSettings, FillRun):
+    """What look can be told."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,14 @@ class MaskedPredictions(NamedTuple):
     records: list[dict[str, Any]]
 
 
-class Filler(Predictor[Filled]):
+class Filler(Predictor[Filled, FillRun, FillLook, str]):
     """Fills in the masks of texts."""
 
-    Settings = FillRun
+    Settings, Look = FillRun, FillLook
 
     def __init__(self, model: nn.Module, codec: LanguageCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
+        self.defaults = {}  # nothing is decoded
         tokenizer = self.tokenizer = codec.tokenizer
         # tokens that the model reads at once
         self.window: int = codec.context or self.model.config.max_length
@@ -94,12 +101,7 @@ class Filler(Predictor[Filled]):
         self.allowed[[n for n, piece in enumerate(self.gaps.pieces) if piece]] = True
         self.allowed[[number for number in special if number is not None]] = False
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """None: nothing is decoded."""
-        return {}
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse to return more texts than there are words."""
         if isinstance(settings, FillRun) and settings.n_best > int(self.allowed.sum()):
             raise UsageError(
@@ -109,7 +111,7 @@ class Filler(Predictor[Filled]):
 
     # Filling in
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Filled]:
+    def predict(self, inputs: list[str], settings: FillRun, *, first: int = 0) -> list[Filled]:
         """Fill in the masks of texts; `first` is the number of the first, for what is refused.
 
         Several masks of a text are filled from left to right, each given those before it, by a beam
@@ -176,7 +178,7 @@ class Filler(Predictor[Filled]):
 
     # Looking
 
-    def answer_logprobs(self, given: str, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(self, given: str, settings: FillLook, expected: Any = None) -> Question:
         """A text with the words at its masks and their log-probability."""
         text = self.gaps.encode(given, 1)
         if not text.places:
@@ -208,7 +210,7 @@ class Filler(Predictor[Filled]):
         pieces, mask = self.gaps.pieces, self.gaps.mask
         return [self.gaps.mask_token if i == mask else pieces[i] for i in ids]
 
-    def explain(self, given: str, settings: Any) -> Picture:
+    def explain(self, given: str, settings: FillLook) -> Picture:
         """Fill a text in and gather where the model looked; one without a mask is only read."""
         from regard.viewer.text import candidate_steps, text_views
 
@@ -229,17 +231,17 @@ class Filler(Predictor[Filled]):
         )
 
 
-class MaskedJudge(Judge):
+class MaskedJudge(Judge[Texts, FillEval, MaskedPredictions]):
     """Judges a masked language model by the tokens that it predicts at masks."""
 
     Settings = FillEval
 
-    def read(self, runner: Runner[Any], settings: Any) -> Texts:
+    def read(self, runner: Runner[Any], settings: FillEval) -> Texts:
         """The part that a model is judged on."""
         return read_test_texts(settings, runner.trained)
 
     def predict(
-        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+        self, runner: Runner[Any], data: Texts, settings: FillEval, like: Runner[Any] | None = None
     ) -> MaskedPredictions:
         """Predictions of masked tokens of a part, as at a validation in training."""
         filler, most = runner.predictor, runner.model.config.max_length
@@ -274,9 +276,9 @@ class MaskedJudge(Judge):
     def score(
         self,
         runner: Runner[Any],
-        data: Any,
+        data: Texts,
         predictions: MaskedPredictions,
-        settings: Any,
+        settings: FillEval,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """Loss, perplexity and accuracy."""
@@ -295,13 +297,8 @@ class MaskedJudge(Judge):
             scores,
             sum(map(len, data[settings.part])),
             made_with={"context": context, "mask_share": share},
+            rows=predictions.records,
         )
-
-    def outputs(
-        self, runner: Runner[Any], data: Any, predictions: MaskedPredictions, settings: Any
-    ) -> list[dict[str, Any]]:
-        """The prediction of each masked token."""
-        return predictions.records
 
 
 def likeliest(

@@ -1,10 +1,8 @@
 """Generation by a language model: texts continued, conversations answered, both as they come."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,17 +32,17 @@ from regard.modalities.text import TEXT
 from regard.settings import setting
 from regard.tasks.frame.answers import Written
 from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.parts import OnText, Predictor
-from regard.tasks.runner import Runner
+from regard.tasks.parts import OnText, Predictor, V
 from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, span_loss
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
+Prompt = str | list[Any]  # a text to continue, or the messages of a conversation
 _LOOKED_AT = 24  # tokens that are generated to be looked at, unless told
 
 
 @dataclass(frozen=True)
-class LanguageLook(LookSettings):
+class LanguageLook(LookSettings, LanguageRun):
     """What look can be told, beside how a text is continued."""
 
     max_length: int | None = setting(
@@ -52,7 +50,7 @@ class LanguageLook(LookSettings):
     )
 
 
-class Completer(Predictor[Written]):
+class Completer(Predictor[Written, LanguageRun, LanguageLook, Prompt]):
     """Continues texts token by token, and answers conversations."""
 
     Settings = LanguageRun
@@ -64,22 +62,15 @@ class Completer(Predictor[Written]):
         self.tokenizer: Tokenizer = codec.tokenizer
         # tokens that the model reads at once
         self.window: int = codec.context or self.model.config.max_length
+        vocab, rules = self.model.config.vocab, config.get("generation", {}).get("rules")
+        # what continues prompts, by the rules of the checkpoint
+        self.generator = TextGenerator(
+            self.model, self.tokenizer, vocab, self.window, rules=rules, device=self.device
+        )
+        penalty = {"repetition_penalty"} & set(self.generator.rules.rules)
+        self.defaults |= {key: self.generator.rules.rules[key] for key in penalty}
 
-    @cached_property
-    def generator(self) -> TextGenerator:
-        """What continues prompts, by the rules of the checkpoint."""
-        vocab, rules = self.model.config.vocab, self.config.get("generation", {}).get("rules")
-        options: dict[str, Any] = {"rules": rules, "device": self.device}
-        return TextGenerator(self.model, self.tokenizer, vocab, self.window, **options)
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The model's own defaults of a run."""
-        rules = self.generator.rules.rules
-        keys = {"repetition_penalty"} & set(rules)
-        return {**super().defaults, **{key: rules[key] for key in keys}}
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Settings with a chat template, or a refusal of those that contradict each other."""
         if not isinstance(settings, LanguageRun):  # of an evaluation
             return settings
@@ -91,8 +82,8 @@ class Completer(Predictor[Written]):
 
     def predict(
         self,
-        inputs: list[Any],
-        settings: Any,
+        inputs: list[Prompt],
+        settings: LanguageRun,
         *,
         first: int = 0,
         on_text: OnText | None = None,
@@ -131,7 +122,7 @@ class Completer(Predictor[Written]):
             streamer.finish(answers[0].completion)
         return answers
 
-    def prompt(self, given: Any, settings: LanguageRun) -> tuple[str, list[int]]:
+    def prompt(self, given: Prompt, settings: LanguageRun) -> tuple[str, list[int]]:
         """What to show of an input before the answer, and the tokens to continue."""
         if not isinstance(given, list) and not settings.chat:
             return given, self.encode(TEXT.check(given))
@@ -183,52 +174,13 @@ class Completer(Predictor[Written]):
         answers[0].others = answers[1:]
         return answers[0]
 
-    # At a terminal
-
-    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Written:
+    def stream(
+        self, given: Prompt, settings: LanguageRun, on_text: OnText, *, first: int = 0
+    ) -> Written:
         """Answer one input, and pass its text on piece by piece while it is generated."""
         if settings.n_best > 1 or settings.beam > 1:
             raise UsageError("only one answer can be streamed; leave n_best and beam at 1")
         return self.predict([given], settings, first=first, on_text=on_text)[0]
-
-    def say(
-        self, runner: Runner[Written], given: Any, settings: Any, out: TextIO, *, first: int = 0
-    ) -> Written:
-        """Write the answer to one input to a terminal while it is generated."""
-
-        def write(text: str) -> None:
-            out.write(text)
-            out.flush()
-
-        if settings.forced or settings.n_best > 1 or settings.beam > 1:
-            (answer,) = runner.answer([given], settings, first=first)
-            write("\n".join(answer.lines(settings)))
-        else:
-            if settings.echo and not settings.chat:
-                write(given)
-            answer = runner.stream(given, settings, write, first=first)
-        write("\n")
-        return answer
-
-    def session(self, runner: Runner[Written], settings: Any, out: TextIO) -> None:
-        """Answer what is typed until it ends; a conversation remembers its rounds."""
-        messages: list[dict[str, str]] = []
-        for number in itertools.count():
-            try:
-                text = input("> ")
-            except EOFError:
-                out.write("\n")
-                return
-            given: Any = text
-            if settings.chat:
-                given = [*messages, {"role": "user", "content": text}]
-            try:
-                answer = runner.say(given, settings, out, first=number)
-            except KeyboardInterrupt:  # enough of this answer, not of all
-                out.write("\n")
-                continue
-            if settings.chat:
-                messages = [*given, {"role": "assistant", "content": answer.completion}]
 
     def row_loss(self, ids: Sequence[int], context: int, tokens: int) -> tuple[float, int]:
         """The summed loss of a row of ids, and of how many tokens."""
@@ -251,9 +203,9 @@ class Completer(Predictor[Written]):
             logits = self.model(torch.tensor([list(ids)], device=self.device))
         return maps, logits[0]
 
-    def _continued(self, prompt: list[int], settings: Any) -> tuple[Any, list[Any]]:
+    def _continued(self, prompt: list[int], settings: LanguageLook) -> tuple[Any, list[Any]]:
         """The best continuation of a prompt, and the others."""
-        text = Continuation(0, prompt, settings.max_length)
+        text = Continuation(0, prompt, settings.max_length or _LOOKED_AT)
         ((best, *others),) = self.generator.generate([text], settings, stop=settings.stop)
         return best, others
 
@@ -261,7 +213,9 @@ class Completer(Predictor[Written]):
         """The ids of a continuation, with the end if it was reached."""
         return [*written.ids, *([self.tokenizer.eos] if written.reached_end else [])]
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(
+        self, given: Prompt, settings: LanguageLook, expected: Any = None
+    ) -> Question:
         """A prompt with its continuation, or with forced=true the next token alone."""
         _, prompt = self.prompt(given, settings)
         vocab = self.tokenizer.rows
@@ -298,7 +252,7 @@ class Completer(Predictor[Written]):
             first=first,
         )
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: Prompt, settings: LanguageLook) -> Picture:
         """Continue a text, or only read it, and gather where the model looked."""
         from regard.viewer.text import candidate_steps, text_views
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.attention.positions import POSITION_ALIASES, has_table
 from regard.data.characters import Characters
-from regard.data.conversation import TEMPLATES, write_out
+from regard.data.conversation import write_out
 from regard.data.documents import (
     Texts,
     count_bytes,
@@ -20,19 +20,18 @@ from regard.data.documents import (
     has_conversations,
     tokenise_texts,
 )
-from regard.data.tokenize import train_tokenizer, with_characters
+from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import spans_of
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 from regard.metrics.baselines import FREQUENCIES, frequency_loss
 from regard.metrics.score import Score
 from regard.modalities.text import CONVERSATIONS
-from regard.models import family, serving, task_changes
+from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.pretrained.chat_template import check_chat
-from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import SHORT, TrainSettings
+from regard.tasks.frame.settings import SHORT
 from regard.tasks.parts import (
     Judge,
     Learnt,
@@ -42,6 +41,7 @@ from regard.tasks.parts import (
     System,
     Task,
     build_model,
+    complete,
     usual_shape,
 )
 from regard.tasks.runner import Runner
@@ -49,47 +49,15 @@ from regard.tasks.text.generate import Completer
 from regard.tasks.text.language_modelling import (
     OBJECTIVES,
     LanguageCodec,
-    LanguageEvalSettings,
-    TextFormat,
+    LanguageEval,
+    LanguageTrain,
     perplexity,
     read_test_texts,
     read_training_texts,
     span_loss,
 )
 
-GPTConfig, _ = family("gpt")
 _CHARACTERS = "characters"  # a tokenizer, beside those that train_tokenizer learns
-
-
-@dataclass(frozen=True)
-class LanguageTrain(TextFormat, TrainSettings):
-    """What a training of a language model can be told."""
-
-    schedule: str = "cosine"
-    weight_decay: float = 0.1
-    beta2: float = 0.99
-    objective: str = setting("causal", "training objective", choices=OBJECTIVES)
-    family: str | None = setting(None, "model family", group="model")
-    like: str | None = setting(None, "model preset", group="model")
-    tokenizer: str = setting("bpe", "tokenizer", choices=with_characters)
-    pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
-    context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
-    batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
-    label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
-    mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
-    template: str = setting("plain", "chat template of conversations", choices=TEMPLATES)
-    valid_tokens: int = setting(
-        200_000, "tokens read at a validation; 0: all of the part", min=0, group="length"
-    )
-    model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
-
-
-@dataclass(frozen=True)
-class LanguageEval(LanguageEvalSettings):
-    """What an evaluation of a causal language model can be told."""
-
-    context: int | None = setting(None, "context length in tokens", min=2, max=10_000_000)
-    outputs: str | None = setting(None, "a file for the loss of each text; .jsonl has more fields")
 
 
 class Losses(NamedTuple):
@@ -116,7 +84,7 @@ SIZES = {
 }
 
 
-class LanguageObjective(Objective):
+class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
     """Learns to predict tokens: the next one, or those that are masked."""
 
     Settings = LanguageTrain
@@ -132,22 +100,16 @@ class LanguageObjective(Objective):
         "gates": "model.gates",
     }
 
-    def runs_as(self, values: Mapping[str, Any]) -> str:
-        """The task that runs a model of such settings, and that its family serves."""
-        objective = str(values.get("objective", "causal"))
-        return lookup("objective", objective, OBJECTIVES).runs_as
+    serves = {name: each.runs_as for name, each in OBJECTIVES.items()}
 
-    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Families that serve the objective."""
-        return serving(self.runs_as(values))
-
-    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a family with the head of the objective."""
-        shape = usual_shape(name, values, origin)
-        return replace(shape, **task_changes(name, self.runs_as(values)))
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settings with as many positions as the context needs."""
+    def resolve(
+        self, task: Task, values: Mapping[str, Any], origin: Origin | None
+    ) -> LanguageTrain:
+        """Settings with the head of the objective, and as many positions as the context needs."""
+        name = task.family_of(values, origin)
+        head = task_changes(name, OBJECTIVES[str(values.get("objective", "causal"))].runs_as)
+        shape = replace(usual_shape(name, values, origin), **head)
+        settings = complete(task, values, name, shape)
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
             # a table has no rows for positions that are never trained
@@ -166,12 +128,12 @@ class LanguageObjective(Objective):
             model = replace(model, scale_embedding=True)  # or positions drown the tokens
         return replace(settings, model=model)
 
-    def read(self, settings: Any, origin: Origin | None) -> Texts:
+    def read(self, settings: LanguageTrain, origin: Origin | None) -> Texts:
         """A running text, or documents."""
         return read_training_texts(settings)
 
     def codec(
-        self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None
+        self, data: Texts, settings: LanguageTrain, learnt: Learnt, origin: Origin | None
     ) -> LanguageCodec:
         """The tokenizer, and how texts are read."""
         talks = has_conversations(data["train"])
@@ -187,7 +149,7 @@ class LanguageObjective(Objective):
         return LanguageCodec(tokenizer, data.running, settings.context, mask, template=template)
 
     def model(
-        self, data: Any, codec: LanguageCodec, settings: Any, origin: Origin | None
+        self, data: Texts, codec: LanguageCodec, settings: LanguageTrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Model for this vocabulary; a mask may come after it."""
         vocab = max(codec.tokenizer.vocab, 0 if codec.mask is None else codec.mask + 1)
@@ -196,7 +158,7 @@ class LanguageObjective(Objective):
         config = replace(settings.model, vocab=vocab)
         return settings.family, build_model(settings.family, config, settings, origin)
 
-    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: Texts, settings: LanguageTrain) -> Lesson:
         """Windows of the training part, and the cross-entropy of the tokens to predict."""
         objective, codec, model = OBJECTIVES[settings.objective], runner.codec, runner.model
         texts = tokenise_texts(
@@ -246,17 +208,21 @@ def encoded_rows(codec: LanguageCodec, texts: Texts, part: str) -> tuple[list[li
     return [[tokenizer.bos, *ids, tokenizer.eos] for ids in encoded], False
 
 
-class LossJudge(Judge):
+class LossJudge(Judge[Texts, LanguageEval, Losses]):
     """Judges a causal language model by its loss over texts."""
 
     Settings = LanguageEval
 
-    def read(self, runner: Runner[Any], settings: Any) -> Texts:
+    def read(self, runner: Runner[Any], settings: LanguageEval) -> Texts:
         """The part that a model is judged on."""
         return read_test_texts(settings, runner.trained)
 
     def predict(
-        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+        self,
+        runner: Runner[Any],
+        data: Texts,
+        settings: LanguageEval,
+        like: Runner[Any] | None = None,
     ) -> Losses:
         """Loss over a part."""
         codec, config = runner.codec, runner.model.config
@@ -285,9 +251,9 @@ class LossJudge(Judge):
     def score(
         self,
         runner: Runner[Any],
-        data: Any,
+        data: Texts,
         predictions: Losses,
-        settings: Any,
+        settings: LanguageEval,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """Loss per token, perplexity and bits per byte."""
@@ -303,23 +269,29 @@ class LossJudge(Judge):
             Score("perplexity", perplexity(loss), signature, 3),
             Score("bits per byte", total / size / math.log(2), f"bytes:{size}|{signature}", 4),
         ]
-        return ScoredPredictions(scores, sum(map(len, texts)), made_with={"context": context})
+        return ScoredPredictions(
+            scores,
+            sum(map(len, texts)),
+            made_with={"context": context},
+            rows=text_rows(runner, data, predictions, settings) if settings.outputs else (),
+        )
 
-    def outputs(
-        self, runner: Runner[Any], data: Any, predictions: Losses, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Loss of each text, or of each span that is read of a running one."""
-        rows, running = encoded_rows(runner.codec, data, settings.part)
-        if running:
-            spans = spans_of(np.array([0, len(rows[0])]), predictions.context).tolist()
-            rows = [rows[0][start:end] for start, end in spans]
-        records, context, tokens = [], predictions.context, settings.batch_tokens
-        with runner.using(settings):
-            for row in rows:
-                total, count = runner.predictor.row_loss(row, context, tokens)
-                loss, text = total / count if count else None, runner.codec.tokenizer.decode(row)
-                records.append({"text": text, "tokens": count, "loss": loss, "prediction": loss})
-        return records
+
+def text_rows(
+    runner: Runner[Any], data: Texts, predictions: Losses, settings: LanguageEval
+) -> list[dict[str, Any]]:
+    """Loss of each text, or of each span that is read of a running one."""
+    rows, running = encoded_rows(runner.codec, data, settings.part)
+    if running:
+        spans = spans_of(np.array([0, len(rows[0])]), predictions.context).tolist()
+        rows = [rows[0][start:end] for start, end in spans]
+    records: list[dict[str, Any]] = []
+    context, tokens = predictions.context, settings.batch_tokens
+    for row in rows:
+        total, count = runner.predictor.row_loss(row, context, tokens)
+        loss, text = total / count if count else None, runner.codec.tokenizer.decode(row)
+        records.append({"text": text, "tokens": count, "loss": loss, "prediction": loss})
+    return records
 
 
 LANGUAGE = Task(

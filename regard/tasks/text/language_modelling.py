@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,17 +16,20 @@ from regard.data.conversation import OWN, TEMPLATES
 from regard.data.documents import Texts, TokenisedTexts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
 from regard.data.split import Split
+from regard.data.tokenize import with_characters
 from regard.data.tokenizer import Tokenizer
 from regard.data.windows import CausalBatches, TokenBatch, TokenBatches, evenly_spread, spans_of
 from regard.decode.generate import NEW_TOKENS, GenerateOptions
 from regard.errors import UsageError
 from regard.layers.vocabulary import CappedHead
+from regard.models import family
 from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
-from regard.tasks.frame.settings import EvalSettings, RunSettings
+from regard.tasks.frame.settings import EvalSettings, RunSettings, TrainSettings
 from regard.training.loss import linear_cross_entropy, reference_cross_entropy
 
+GPTConfig, _ = family("gpt")
 _SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
 _LARGEST_LOSS = 700.0  # whose exponential is a number
 
@@ -39,6 +42,29 @@ class TextFormat:
 
     columns: str | None = setting(None, "the text column of a table")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
+
+
+@dataclass(frozen=True)
+class LanguageTrain(TextFormat, TrainSettings):
+    """What a training of a language model can be told."""
+
+    schedule: str = "cosine"
+    weight_decay: float = 0.1
+    beta2: float = 0.99
+    objective: str = setting("causal", "training objective", choices=lambda: OBJECTIVES)
+    family: str = setting("gpt", "model family", group="model")
+    like: str | None = setting(None, "model preset", group="model")
+    tokenizer: str = setting("bpe", "tokenizer", choices=with_characters)
+    pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
+    context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
+    batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
+    label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
+    mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
+    template: str = setting("plain", "chat template of conversations", choices=TEMPLATES)
+    valid_tokens: int = setting(
+        200_000, "tokens read at a validation; 0: all of the part", min=0, group="length"
+    )
+    model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -63,6 +89,14 @@ class LanguageEvalSettings(TextFormat, RunSettings, EvalSettings):
 
     data: str | None = setting(None, "test data: a folder or file of text")
     batch_tokens: int = setting(8192, "tokens per batch", min=1, group="machine")
+
+
+@dataclass(frozen=True)
+class LanguageEval(LanguageEvalSettings):
+    """What an evaluation of a causal language model can be told."""
+
+    context: int | None = setting(None, "context length in tokens", min=2, max=10_000_000)
+    outputs: str | None = setting(None, "a file for the loss of each text; .jsonl has more fields")
 
 
 @dataclass(frozen=True)
@@ -118,10 +152,10 @@ class LanguageCodec:
         return cls(tokenizer, bool(config.get("running")), context, template=template)
 
 
-def read_training_texts(settings: Any) -> Texts:
+def read_training_texts(settings: LanguageTrain) -> Texts:
     """Read the texts to train and to validate on."""
     return load_texts(
-        settings.data,
+        str(settings.data),
         valid=settings.valid,
         test=settings.test,
         key=settings.columns,
@@ -207,7 +241,9 @@ class CausalObjective:
     runs_as = "language"  # the task that runs the trained model, and that its families serve
     generation = {"temperature": 0.8, "top_p": 0.95, "max_length": NEW_TOKENS}
 
-    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
+    def batches(
+        self, texts: TokenisedTexts, codec: LanguageCodec, settings: LanguageTrain
+    ) -> TokenBatches:
         """Return the batches of a training."""
         return CausalBatches(
             texts,
@@ -223,7 +259,7 @@ class CausalObjective:
         return next_token_loss(model, hidden, batch.writes, smoothing)
 
     def validate(
-        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: LanguageTrain
     ) -> dict[str, float]:
         """Return loss per token, perplexity and bits per byte on the validation part."""
         column = texts.columns["valid"]
@@ -254,12 +290,19 @@ class MaskedObjective:
     runs_as = "fill"
     generation: dict[str, Any] = {}
 
-    def batches(self, texts: TokenisedTexts, codec: LanguageCodec, settings: Any) -> TokenBatches:
+    def batches(
+        self, texts: TokenisedTexts, codec: LanguageCodec, settings: LanguageTrain
+    ) -> TokenBatches:
         """Return the batches of a training."""
         return self._batches(texts, "train", codec, settings, settings.seed)
 
     def _batches(
-        self, texts: TokenisedTexts, part: str, codec: LanguageCodec, settings: Any, seed: int
+        self,
+        texts: TokenisedTexts,
+        part: str,
+        codec: LanguageCodec,
+        settings: LanguageTrain,
+        seed: int,
     ) -> MaskedBatches:
         return MaskedBatches(
             texts,
@@ -278,7 +321,7 @@ class MaskedObjective:
         return F.cross_entropy(logits, batch.writes, reduction="sum", label_smoothing=smoothing)
 
     def validate(
-        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: Any
+        self, model: TextModel, texts: TokenisedTexts, codec: LanguageCodec, settings: LanguageTrain
     ) -> dict[str, float]:
         """Return loss, perplexity and accuracy on the validation part, always masked alike."""
         batches = self._batches(texts, "valid", codec, settings, 0)

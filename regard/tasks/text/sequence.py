@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from regard.data.batches import IndexBatches as LengthBatches
 from regard.data.pairs import Corpus, load_pairs
@@ -20,14 +21,14 @@ from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
 from regard.metrics.lengths import add_joined
 from regard.metrics.text import BleuMetric, MeanMetric
-from regard.models import config_family
+from regard.models import config_family, family
 from regard.models.folder import load_folder
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import save_generation
 from regard.tasks.frame.settings import SHORT, TrainSettings
-from regard.tasks.parts import Batches, Learnt, Lesson, Objective, Task, build_model
+from regard.tasks.parts import Batches, Learnt, Lesson, Objective, Task, build_model, complete
 from regard.tasks.runner import Runner
 from regard.tasks.text.writer import (
     ENCODER_DECODER,
@@ -41,6 +42,7 @@ from regard.tasks.text.writer import (
 )
 from regard.training.loss import sequence_loss
 
+TransformerConfig, _ = family("transformer")
 _VOCABULARIES = ("auto", "joint", "separate")
 PAIR_SHORT: Mapping[str, str | tuple[str, ...]] = {
     **SHORT,
@@ -67,7 +69,7 @@ class PairFormat:
 
 @dataclass(frozen=True)
 class PairTrainSettings(PairFormat, TrainSettings):
-    """What a training on pairs of texts can be told; a task adds `model`."""
+    """What a training on pairs of texts can be told."""
 
     like: str | None = setting(None, "model preset", group="model")
     joined: int = setting(
@@ -84,18 +86,22 @@ class PairTrainSettings(PairFormat, TrainSettings):
     valid_sentences: int = setting(
         500, "sentences to decode at a validation", min=0, group="length"
     )
+    model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
-class Pairs:
+T = TypeVar("T", bound=PairTrainSettings, default=PairTrainSettings)
+
+
+class Pairs(Generic[T]):
     """What a training reads: pairs of a source and a target."""
 
-    def __init__(self, sources: Sources = SENTENCES):
+    def __init__(self, sources: Sources[T] = SENTENCES):
         self.sources = sources
 
-    def check(self, settings: Any) -> None:
+    def check(self, settings: T) -> None:
         """Refuse nothing."""
 
-    def read(self, settings: Any) -> Dataset[Any]:
+    def read(self, settings: T) -> Dataset[Any]:
         """Pairs of texts, as the model reads them."""
         corpus = load_pairs(
             str(settings.data),
@@ -110,17 +116,17 @@ class Pairs:
         corpus = add_joined(corpus, settings.joined) if settings.joined else corpus
         return self.sources.prepare(corpus, settings)
 
-    def learn(self, data: Dataset[Any], settings: Any) -> tuple[Tokenizer, Tokenizer]:
+    def learn(self, data: Dataset[Any], settings: T) -> tuple[Tokenizer, Tokenizer]:
         """Tokenizers of the training part."""
         return learn_tokenizers(
             data["train"], settings.tokenizer, settings.pieces, settings.vocabularies
         )
 
-    def rows(self, settings: Any) -> int:
+    def rows(self, settings: T) -> int:
         """None."""
         return 0
 
-    def batches(self, data: Dataset[Any], writer: TextWriter, settings: Any) -> Batches:
+    def batches(self, data: Dataset[Any], writer: TextWriter, settings: T) -> Batches:
         """Batches of pairs of similar length."""
         return PairBatches(
             cast(Corpus, data),
@@ -141,7 +147,7 @@ class Pairs:
         batches: Any,
         data: Dataset[Any],
         writer: TextWriter,
-        settings: Any,
+        settings: T,
         share: float,
     ) -> Iterable[PairBatch]:
         """Batches of the first validation pairs."""
@@ -158,12 +164,12 @@ class Pairs:
             source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
             yield make_batch(source, target, tokenizers[0], tokenizers[1], settings.device)
 
-    def decoded(self, data: Dataset[Any], settings: Any) -> int:
+    def decoded(self, data: Dataset[Any], settings: T) -> int:
         """Sentences that a validation decodes."""
         return min(settings.valid_sentences, len(data["valid"]))
 
 
-class SequenceObjective(Objective):
+class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
     """Learns targets of sources by cross-entropy.
 
     Args:
@@ -188,13 +194,13 @@ class SequenceObjective(Objective):
 
     def __init__(
         self,
-        settings: type[PairTrainSettings],
+        settings: type[T],
         generation: Mapping[str, Any],
-        metric: Callable[[Any], MeanMetric | BleuMetric],
+        metric: Callable[[T], MeanMetric | BleuMetric],
         *,
         stack: Stack = ENCODER_DECODER,
-        sources: Sources = SENTENCES,
-        material: Callable[[Any], Pairs] = lambda settings: Pairs(),
+        sources: Sources[T] = SENTENCES,
+        material: Callable[[T], Pairs[T]] = lambda settings: Pairs(),
         main_only: bool = True,
         losses: Mapping[str, Loss] | None = None,
         short: Mapping[str, str | tuple[str, ...]] = PAIR_SHORT,
@@ -203,24 +209,22 @@ class SequenceObjective(Objective):
         self.stack, self.sources, self.material = stack, sources, material
         self.main_only, self.losses, self.short = main_only, losses or {}, short
 
-    def shape(self, task: Task, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a family before the user's keys."""
-        return self.stack.shape(name, values, origin)
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> T:
         """Settings whose texts have no more tokens than a model to start from has positions."""
+        name = task.family_of(values, origin)
+        settings = complete(task, values, name, self.stack.shape(name, values, origin))
         self.material(settings).check(settings)
         room = None if origin is None else self.stack.room(settings.model)
         if room is None or "max_length" in values:
             return settings
         return replace(settings, max_length=min(settings.max_length, max(1, room - FRAME)))
 
-    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
+    def read(self, settings: T, origin: Origin | None) -> Dataset[Any]:
         """Parts to train and to validate on."""
         return self.material(settings).read(settings)
 
     def codec(
-        self, data: Dataset[Any], settings: Any, learnt: Learnt, origin: Origin | None
+        self, data: Dataset[Any], settings: T, learnt: Learnt, origin: Origin | None
     ) -> PairCodec:
         """Tokenizers of both sides, and what config.json notes of the data."""
         source, target = learnt(
@@ -231,7 +235,11 @@ class SequenceObjective(Objective):
         return PairCodec(source, target, self.sources.about(data, settings))
 
     def model(
-        self, data: Dataset[Any], codec: PairCodec, settings: Any, origin: Origin | None
+        self,
+        data: Dataset[Any],
+        codec: PairCodec,
+        settings: T,
+        origin: Origin | None,
     ) -> tuple[str, nn.Module]:
         """Model for these vocabularies."""
         room, frame = self.stack.room(settings.model), 1 + len(codec.source.frame([], "source"))
@@ -245,7 +253,7 @@ class SequenceObjective(Objective):
         name = config_family(config)
         return name, build_model(name, config, settings, origin)
 
-    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: T) -> Lesson:
         """Batches of pairs, and the cross-entropy of their targets."""
         material, writer = self.material(settings), cast(TextWriter, runner.predictor)
         batches, loss = material.batches(data, writer, settings), self.losses.get(runner.family)
@@ -277,7 +285,7 @@ class SequenceObjective(Objective):
         )
 
     def valid_scores(
-        self, runner: Runner[Any], data: Dataset[Any], settings: Any, count: int
+        self, runner: Runner[Any], data: Dataset[Any], settings: T, count: int
     ) -> dict[str, float]:
         """Scores of what is written greedily for the first validation sources."""
         pairs, metric = data["valid"][:count], self.metric(settings)

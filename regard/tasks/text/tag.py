@@ -153,12 +153,7 @@ class Tagger(Predictor[Tagged]):
 
     def __init__(self, model: nn.Module, codec: TagCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
-        self.labels, self.plain = codec.labels, TagRun()
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """None: nothing is decoded."""
-        return {}
+        self.labels, self.plain, self.defaults = codec.labels, TagRun(), {}
 
     def check(self, settings: Any) -> Any:
         """Refuse more tokens than the model has positions for."""

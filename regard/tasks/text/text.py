@@ -5,7 +5,7 @@ model may be pretrained on plain text by denoising: to restore what was masked o
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +20,12 @@ from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.decode.constraints import MAX_TEXT_TOKENS
 from regard.errors import UsageError, log
-from regard.metrics.text import TEXT_METRICS
+from regard.metrics.text import TEXT_METRICS, BleuMetric, MeanMetric
 from regard.modalities.text import TEXT
-from regard.models import family
 from regard.models.protocols import Model
 from regard.settings import setting
-from regard.tasks.parts import Batches, Configured, Task
+from regard.tasks.frame.settings import EvalSettings, TrainSettings
+from regard.tasks.parts import Batches, Configured, Task, V
 from regard.tasks.text.sequence import Pairs, PairTrainSettings, SequenceObjective
 from regard.tasks.text.text_judge import PairEvalSettings, TextJudge
 from regard.tasks.text.writer import (
@@ -35,10 +35,10 @@ from regard.tasks.text.writer import (
     PairRunSettings,
     Sources,
     TextWriter,
+    WriteSettings,
     load_pair_codec,
 )
 
-TransformerConfig, _ = family("transformer")
 # training objective -> what its data hold
 _OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}
 _LONGEST = 4096  # tokens that are read of an input, where positions set no bound
@@ -63,7 +63,6 @@ class TextSettings(PairTrainSettings):
         None, "share of a text that is masked (spans 0.15, noise 0.3)", above=0, max=0.9
     )
     mean_span: float = setting(3.0, "mean length of a masked span", min=1, max=100)
-    model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def with_prefixes(corpus: Corpus, prefix: str) -> Corpus:
     return replace(corpus, parts=parts)
 
 
-class PrefixedTexts(Sources):
+class PrefixedTexts(Sources[TextSettings]):
     """Whole texts, after a prefix that names what is to be done with them."""
 
     as_given = {"prefix": ""}  # pairs have their prefixes, which may differ from row to row
@@ -136,16 +135,19 @@ class PrefixedTexts(Sources):
         about = {key: getattr(settings, key) for key in ("prefix", "metric", "objective")}
         return {**about, "to": data.target if isinstance(data, Corpus) else None}
 
-    def prepare(self, corpus: Corpus, settings: Any) -> Corpus:
+    def prepare(self, corpus: Corpus, settings: TrainSettings | EvalSettings) -> Corpus:
         """Pairs with the prefix of each row before its source."""
-        return with_prefixes(corpus, settings.prefix)
+        told = settings.prefix if isinstance(settings, TextSettings | TextRunSettings) else ""
+        return with_prefixes(corpus, told)
 
     def defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The prefix that the model was trained with."""
         return {"prefix": config.get("prefix", "")}
 
-    def check(self, settings: Any, positions: int | None) -> Any:
+    def check(self, settings: V, positions: int | None) -> V:
         """Refuse a long prefix, and more tokens than there are positions."""
+        if not isinstance(settings, WriteSettings):
+            return settings
         if len(settings.prefix) > _LONGEST_PREFIX:
             raise UsageError(
                 f"prefix= has {len(settings.prefix)} letters; expected at most a short text"
@@ -169,7 +171,7 @@ class PrefixedTexts(Sources):
         """Most tokens that are read: as many as there are positions for."""
         return (self.positions(model) or max(_LONGEST, model.config.max_length)) - frame
 
-    def prompt(self, text: str, settings: Any) -> str:
+    def prompt(self, text: str, settings: WriteSettings) -> str:
         """A text after its prefix."""
         return lead(settings.prefix) + text
 
@@ -179,15 +181,15 @@ class PrefixedTexts(Sources):
             log(f"a text of {len(ids):,} pieces is read only up to {longest:,}")
         return ids[:longest]
 
-    def opening(self, tokenizer: Tokenizer, settings: Any) -> list[int]:
+    def opening(self, tokenizer: Tokenizer, settings: WriteSettings) -> list[int]:
         """Nothing: no answer has a forced beginning."""
         return []
 
 
-class CorruptedText(Pairs):
+class CorruptedText(Pairs[TextSettings]):
     """Plain text that was masked or shuffled, and is to be restored."""
 
-    def check(self, settings: Any) -> None:
+    def check(self, settings: TextSettings) -> None:
         """Refuse what only pairs can be learnt with."""
         if settings.vocabularies != "joint" or settings.bpe_dropout:
             raise UsageError(
@@ -195,7 +197,7 @@ class CorruptedText(Pairs):
                 "vocabularies=joint and without bpe_dropout"
             )
 
-    def read(self, settings: Any) -> Dataset[Any]:
+    def read(self, settings: TextSettings) -> Dataset[Any]:
         """Texts to be corrupted."""
         return load_texts(
             str(settings.data),
@@ -205,17 +207,17 @@ class CorruptedText(Pairs):
             header=settings.header,
         )
 
-    def learn(self, data: Dataset[Any], settings: Any) -> tuple[Tokenizer, Tokenizer]:
+    def learn(self, data: Dataset[Any], settings: TextSettings) -> tuple[Tokenizer, Tokenizer]:
         """One tokenizer for both sides."""
         lines = (line for text in data["train"] for line in text.splitlines())
         both = train_tokenizer(lines, kind=settings.tokenizer, vocab=settings.pieces)
         return both, both
 
-    def rows(self, settings: Any) -> int:
+    def rows(self, settings: TextSettings) -> int:
         """Number of sentinels."""
         return CORRUPTIONS[settings.objective].sentinels
 
-    def batches(self, data: Dataset[Any], writer: TextWriter, settings: Any) -> Batches:
+    def batches(self, data: Dataset[Any], writer: TextWriter, settings: TextSettings) -> Batches:
         """Batches of corrupted texts."""
         return DenoisingBatches(
             cast(Texts, data),
@@ -235,18 +237,18 @@ class CorruptedText(Pairs):
         return {"left_out": 0}
 
     def valid(
-        self, batches: Any, data: Dataset[Any], writer: Any, settings: Any, share: float
+        self, batches: Any, data: Dataset[Any], writer: Any, settings: TextSettings, share: float
     ) -> Iterable[PairBatch]:
         """Batches of the validation part, always corrupted alike."""
         return batches.valid()
 
-    def decoded(self, data: Dataset[Any], settings: Any) -> int:
+    def decoded(self, data: Dataset[Any], settings: TextSettings) -> int:
         """None: only the loss is told."""
         return 0
 
 
 _SOURCES = PrefixedTexts()
-_MATERIALS: dict[str, Pairs] = {
+_MATERIALS: dict[str, Pairs[TextSettings]] = {
     "pairs": Pairs(_SOURCES),
     **dict.fromkeys(CORRUPTIONS, CorruptedText(_SOURCES)),
 }
@@ -262,7 +264,7 @@ def load_text_codec(folder: Path, model: Model, config: dict[str, Any]) -> PairC
     return load_pair_codec(folder, model, config)
 
 
-def metric_of(settings: Any) -> Any:
+def metric_of(settings: TextSettings | TextEvalSettings) -> MeanMetric | BleuMetric:
     """The metric that settings name."""
     return TEXT_METRICS[settings.metric]
 

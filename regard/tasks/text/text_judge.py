@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from typing_extensions import TypeVar
+
 from regard.data.pairs import Corpus, Pair, load_pairs
-from regard.data.parts import Dataset
 from regard.errors import UsageError, log
 from regard.metrics.bleu import BLEU, bleu_metric, tokenise_for
 from regard.metrics.lengths import LENGTH_BORDERS, by_length
@@ -17,7 +18,7 @@ from regard.tasks.frame.settings import BootstrapSettings
 from regard.tasks.parts import Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
 from regard.tasks.text.sequence import PairFormat
-from regard.tasks.text.writer import SENTENCES, Sources, TextWriter
+from regard.tasks.text.writer import SENTENCES, PairRunSettings, Sources, TextWriter
 
 _TELL_LENGTHS = ("lengths", "joined", "plot")  # settings that BLEU by source length takes
 
@@ -39,7 +40,10 @@ class PairEvalSettings(PairFormat, BootstrapSettings):
     plot: str | None = setting(None, "a .png of BLEU by source length")
 
 
-class TextJudge(Judge):
+E = TypeVar("E", bound=PairEvalSettings, default=PairEvalSettings)
+
+
+class TextJudge(Judge[Corpus, E, list[str]]):
     """Judges written texts against references.
 
     Args:
@@ -52,14 +56,16 @@ class TextJudge(Judge):
 
     def __init__(
         self,
-        metric: Callable[[Any], MeanMetric | BleuMetric],
-        settings: type[PairEvalSettings] = PairEvalSettings,
-        sources: Sources = SENTENCES,
+        metric: Callable[[E], MeanMetric | BleuMetric],
+        settings: type[E] = PairEvalSettings,
+        sources: Sources[Any] = SENTENCES,
     ):
         self.metric, self.Settings, self.sources = metric, settings, sources
 
-    def check(self, settings: Any, given: Mapping[str, Any]) -> None:
-        """Refuse what cannot be told by length, before anything is written."""
+    def entrants(
+        self, runners: Sequence[Runner[Any]], settings: E, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], Any]]:
+        """Models that write a text for a text, each with its own settings; or a refusal."""
         for key in _TELL_LENGTHS:
             if key in given and self.metric(settings).main != "BLEU":
                 raise UsageError(f"{key}= tells BLEU by source length; add metric=bleu")
@@ -71,25 +77,23 @@ class TextJudge(Judge):
             raise UsageError(
                 "joined= is for translators: joined inputs of another task are no input"
             )
+        first, *others = runners
+        if not all(isinstance(other.predictor, TextWriter) for other in others):
+            raise UsageError("against= names a model that does not translate; compare translators")
+        return [(first, settings), *((one, self.run_settings(one, given)) for one in others)]
 
-    def run_settings(self, runner: Runner[Any], given: Mapping[str, Any], **more: Any) -> Any:
+    def run_settings(
+        self, runner: Runner[Any], given: Mapping[str, Any], **more: Any
+    ) -> PairRunSettings:
         """Settings by which a model writes: its own, and those that the user gave."""
         known = runner.task.Run.__dataclass_fields__
         told = {key: value for key, value in given.items() if key in known}
         return runner.check({**more, **told, **self.sources.as_given})
 
-    def rival(
-        self, runner: Runner[Any], other: Runner[Any], settings: Any, given: Mapping[str, Any]
-    ) -> Any:
-        """Settings of another model that writes a text for a text."""
-        if not isinstance(other.predictor, TextWriter):
-            raise UsageError("against= names a model that does not translate; compare translators")
-        return self.run_settings(other, given)
-
-    def read(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
+    def read(self, runner: Runner[Any], settings: E) -> Corpus:
         """The part that a model is judged on, alone."""
         corpus = load_pairs(
-            settings.data,
+            str(settings.data),
             source=settings.source or runner.config.get("from"),
             target=settings.target or runner.config.get("to"),
             columns=settings.columns,
@@ -108,8 +112,8 @@ class TextJudge(Judge):
     def predict(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
-        settings: Any,
+        data: Corpus,
+        settings: E,
         like: Runner[Any] | None = None,
     ) -> list[str]:
         """Targets that a model writes for the sources."""
@@ -118,7 +122,7 @@ class TextJudge(Judge):
         return [str(answer) for answer in runner.predictor.predict(sources, asked)]
 
     def _against(
-        self, runner: Runner[Any], data: Dataset[Any], settings: Any
+        self, runner: Runner[Any], data: Corpus, settings: E
     ) -> tuple[list[list[str]], dict[str, Any]]:
         """References, and by which language and rules to judge."""
         return [[pair.target for pair in _pairs(data)]], {
@@ -130,9 +134,9 @@ class TextJudge(Judge):
     def score(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
+        data: Corpus,
         predictions: list[str],
-        settings: Any,
+        settings: E,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """BLEU and chrF, or the scores of another metric; BLEU of all models by source length."""
@@ -144,10 +148,18 @@ class TextJudge(Judge):
             len(predictions),
             {"lengths": self.lengths(data, settings, systems, options)} if by else {},
             {name: getattr(settings, name) for name in runner.task.Run.__dataclass_fields__},
+            rows=[
+                {"source": pair.source, "target": pair.target, "prediction": prediction}
+                for pair, prediction in zip(_pairs(data), predictions, strict=True)
+            ],
         )
 
     def lengths(
-        self, data: Dataset[Any], settings: Any, systems: Sequence[System], options: dict[str, Any]
+        self,
+        data: Corpus,
+        settings: E,
+        systems: Sequence[System],
+        options: dict[str, Any],
     ) -> Any:
         """BLEU of all models by the length of the source."""
 
@@ -176,10 +188,10 @@ class TextJudge(Judge):
     def compare(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
+        data: Corpus,
         theirs: System,
         ours: list[str],
-        settings: Any,
+        settings: E,
     ) -> list[Comparison]:
         """Comparison of two models by paired bootstrap resampling (Koehn 2004)."""
         references, options = self._against(runner, data, settings)
@@ -187,22 +199,15 @@ class TextJudge(Judge):
             ours, theirs.predictions, references, samples=settings.samples, **options
         )
 
-    def outputs(
-        self, runner: Runner[Any], data: Dataset[Any], predictions: list[str], settings: Any
-    ) -> list[dict[str, Any]]:
-        """Predictions beside their pairs."""
-        rows = zip(_pairs(data), predictions, strict=True)
-        return [{"source": p.source, "target": p.target, "prediction": o} for p, o in rows]
 
-
-def _pairs(data: Dataset[Any]) -> list[Pair]:
+def _pairs(data: Corpus) -> list[Pair]:
     """Pairs of the only part."""
     (pairs,) = data.parts.values()
     return pairs
 
 
 def _languages(
-    runner: Runner[Any], data: Dataset[Any], settings: Any
+    runner: Runner[Any], data: Corpus, settings: PairEvalSettings
 ) -> tuple[str | None, str | None]:
     """Languages of sources and targets: as the user says, the model or the data."""
     corpus = cast(Corpus, data)

@@ -1,6 +1,5 @@
 """Translation by an encoder-decoder: a transformer, a recurrent or a convolutional network."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,24 +9,16 @@ from torch.nn import functional as F
 from regard.data.parallel import PairBatch
 from regard.decode.writer import EncoderDecoder
 from regard.layers.recurrent.attention import ReinforceTape
-from regard.metrics.text import TEXT_METRICS
+from regard.metrics.text import TEXT_METRICS, BleuMetric, MeanMetric
 from regard.modalities.text import TEXT
-from regard.models import family
+from regard.tasks.frame.settings import EvalSettings, TrainSettings
 from regard.tasks.parts import Task
 from regard.tasks.text.sequence import PAIR_SHORT, PairTrainSettings, SequenceObjective
 from regard.tasks.text.text_judge import TextJudge
 from regard.tasks.text.writer import TextWriter, load_pair_codec
 from regard.training.loss import LOGIT_ROWS, head_loss, twice
 
-TransformerConfig, _ = family("transformer")
 GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-
-
-@dataclass(frozen=True)
-class TranslateSettings(PairTrainSettings):
-    """What a training of a translator can be told."""
-
-    model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
 def hard_attention_loss(
@@ -51,7 +42,7 @@ def hard_attention_loss(
     return loss + draws.loss(torch.cat(each).view(writes.shape), writes >= 0)
 
 
-def bleu(settings: Any) -> Any:
+def bleu(settings: TrainSettings | EvalSettings) -> MeanMetric | BleuMetric:
     """The metric of translations, whatever the settings."""
     return TEXT_METRICS["bleu"]
 
@@ -63,7 +54,7 @@ TRANSLATE = Task(
     target="text",
     unit="sentences",
     objective=SequenceObjective(
-        TranslateSettings,
+        PairTrainSettings,
         GENERATION,
         bleu,
         losses={"recurrent": hard_attention_loss},

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from regard.attention.positions import has_table
 from regard.attention.watch import watch
@@ -27,8 +28,8 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, source_keys
-from regard.tasks.frame.settings import RunSettings
-from regard.tasks.parts import Predictor, usual_shape
+from regard.tasks.frame.settings import EvalSettings, RunSettings, TrainSettings
+from regard.tasks.parts import Predictor, V, usual_shape
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
@@ -42,6 +43,7 @@ _UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
 _IN_WORDS = "words: a row is the mean of its pieces' rows, a column the sum of their columns"
 
 Ids = Sequence[int]
+T = TypeVar("T", bound=TrainSettings, default=TrainSettings)
 
 
 @dataclass(frozen=True)
@@ -149,21 +151,21 @@ class Stack:
         return maps
 
 
-class Sources:
+class Sources(Generic[T]):
     """How the text that a user gives becomes what a model reads: sentences, as they are."""
 
     as_given: Mapping[str, Any] = {}  # settings by which a source is read as it stands
     sentences = True  # whether it has sentences to be joined, and words to be aligned
 
-    def title(self, data: Any, settings: Any) -> str:
+    def title(self, data: Any, settings: T) -> str:
         """What a model card says that a model of such data is."""
         return f"{data.source or 'source'} to {data.target or 'target'}"
 
-    def about(self, data: Any, settings: Any) -> dict[str, Any]:
+    def about(self, data: Any, settings: T) -> dict[str, Any]:
         """What config.json says of the data of a training."""
         return {"from": data.source, "to": data.target}
 
-    def prepare(self, corpus: Corpus, settings: Any) -> Corpus:
+    def prepare(self, corpus: Corpus, settings: TrainSettings | EvalSettings) -> Corpus:
         """Pairs as the model reads them."""
         return corpus
 
@@ -171,7 +173,7 @@ class Sources:
         """Defaults of a run that config.json says."""
         return {}
 
-    def check(self, settings: Any, positions: int | None) -> Any:
+    def check(self, settings: V, positions: int | None) -> V:
         """Settings that fit the positions of a model, or a refusal."""
         return settings
 
@@ -183,7 +185,7 @@ class Sources:
         """Most tokens that are read at once, beside those of a frame."""
         return _LONGEST_PART
 
-    def prompt(self, text: str, settings: Any) -> str:
+    def prompt(self, text: str, settings: WriteSettings) -> str:
         """What is read for a text."""
         return text
 
@@ -191,12 +193,13 @@ class Sources:
         """Tokens of a source that are read."""
         return ids
 
-    def opening(self, tokenizer: Tokenizer, settings: Any) -> list[int]:
+    def opening(self, tokenizer: Tokenizer, settings: WriteSettings) -> list[int]:
         """Tokens that every target begins with."""
         return tokenizer.encode(settings.prefix)
 
 
-ENCODER_DECODER, SENTENCES = Stack(), Sources()
+ENCODER_DECODER = Stack()
+SENTENCES: Sources[Any] = Sources()
 
 
 def load_pair_codec(
@@ -218,7 +221,7 @@ def load_pair_codec(
     return codec
 
 
-class TextWriter(Predictor[Generated]):
+class TextWriter(Predictor[Generated, PairRunSettings, PairLookSettings, str]):
     """Writes a text for a text, scores and aligns given pairs, and shows where a model looked.
 
     Args:
@@ -238,7 +241,7 @@ class TextWriter(Predictor[Generated]):
         codec: PairCodec,
         config: Mapping[str, Any],
         stack: Stack = ENCODER_DECODER,
-        sources: Sources = SENTENCES,
+        sources: Sources[Any] = SENTENCES,
     ):
         super().__init__(model, codec, config)
         self.stack, self.sources, self.tokenizer = stack, sources, codec.target
@@ -253,21 +256,18 @@ class TextWriter(Predictor[Generated]):
             longest=sources.longest(self.model, len(codec.source.frame([], "source"))),
             device=self.device,
         )
+        self.defaults = {**sources.defaults(config), **self.defaults}
+        if self.decoder.rules.longest is not None:  # with the token after which it begins
+            longest = max(1, self.decoder.rules.longest - 1)
+            bound = min(longest, (self.positions or longest + 1) - 1)
+            self.defaults.setdefault("max_length", bound)
         heads = {n: m.heads for n, m in self.writer.named_modules() if n.endswith(".cross")}
         self.aligner = Aligner(heads, self.maps, generation.get("alignment_head"))
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The model's own defaults of a run; a checkpoint may bound the length."""
-        own = {**self.sources.defaults(self.config), **super().defaults}
-        if self.decoder.rules.longest is not None:  # with the token after which it begins
-            longest = max(1, self.decoder.rules.longest - 1)
-            own.setdefault("max_length", min(longest, (self.positions or longest + 1) - 1))
-        return own
-
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Settings that do not contradict each other, or a refusal."""
-        settings.check()
+        if isinstance(settings, WriteSettings):
+            settings.check()
         return self.sources.check(settings, self.positions)
 
     # Writing

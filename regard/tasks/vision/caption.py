@@ -16,7 +16,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores
 from regard.modalities.image import IMAGE
-from regard.models import family, preset, serving, task_changes
+from regard.models import family, preset, task_changes
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.tune import let_learn
@@ -49,10 +49,11 @@ _GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 _NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
-class CaptionObjective(Objective):
+class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
     """Learns captions of images by cross-entropy."""
 
     Settings = TrainCaption
+    serves = "images"
     published_sizes = True
     sizes = {
         "tiny": {"lr": 0.001, "steps": 4000},
@@ -75,11 +76,7 @@ class CaptionObjective(Objective):
         "normalise": "decoder.cell.normalise",
     }
 
-    def families(self, task: Task, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Families of encoders."""
-        return serving("images")
-
-    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> TrainCaption:
         """Settings of a training, completed from what a user gave.
 
         `init` is a captioner, or an encoder on which a new decoder is put.
@@ -120,14 +117,16 @@ class CaptionObjective(Objective):
             raise UsageError(f"tune={settings.tune} with blind=true, which has no encoder to keep")
         return settings
 
-    def read(self, settings: Any, origin: Origin | None) -> CaptionData:
+    def read(self, settings: TrainCaption, origin: Origin | None) -> CaptionData:
         """Images and captions."""
         published = settings.size not in self.sizes
         data = training_images(settings, origin, published, labelled=False)
         use_share(data, settings.share)
         return captioned(data, settings)
 
-    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> ImageCodec:
+    def codec(
+        self, data: CaptionData, settings: TrainCaption, learnt: Learnt, origin: Origin | None
+    ) -> ImageCodec:
         """The format of the images, and the tokenizer of their captions."""
         texts = [tidy(text, settings.lowercase) for some in data.captions["train"] for text in some]
         tokenizer = learnt(
@@ -137,7 +136,9 @@ class CaptionObjective(Objective):
         more = {"lowercase": settings.lowercase}
         return ImageCodec(with_statistics(data), tokenizer=tokenizer, more=more)
 
-    def model(self, data: Any, codec: ImageCodec, settings: Any, origin: Origin | None) -> Any:
+    def model(
+        self, data: CaptionData, codec: ImageCodec, settings: TrainCaption, origin: Origin | None
+    ) -> Any:
         """Encoder and decoder; what is in init keeps its weights."""
         whole = origin is not None and origin.family == FAMILY
         encoder, decoder = settings.model, settings.decoder
@@ -163,7 +164,7 @@ class CaptionObjective(Objective):
         let_learn(model, settings, _NEW)
         return FAMILY, model
 
-    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainCaption) -> Lesson:
         """Batches of images with some captions each, and the cross-entropy of these."""
         writer: CaptionWriter = runner.predictor
         model, captions, valid = runner.model, data.captions, data["valid"]

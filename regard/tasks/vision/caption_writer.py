@@ -20,12 +20,13 @@ from regard.decode.search import Hypothesis
 from regard.errors import UsageError
 from regard.layers.layout import full_layout
 from regard.metrics.captions import caption_scores, compare_captions
+from regard.modalities.base import One
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import fill
 from regard.tasks.frame.question import Question
 from regard.tasks.labels.classifier import answer_groups
-from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System
+from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, V
 from regard.tasks.runner import Runner
 from regard.tasks.vision.captioning import (
     Caption,
@@ -41,7 +42,7 @@ from regard.tasks.vision.photos import ImageCodec, format_of, photo_of, read_ima
 from regard.viewer.picture import Picture
 
 
-class CaptionWriter(Predictor[Caption]):
+class CaptionWriter(Predictor[Caption, RunCaption, LookCaption]):
     """Writes what is on an image, word by word."""
 
     Settings = RunCaption
@@ -59,7 +60,7 @@ class CaptionWriter(Predictor[Caption]):
         """Ids of the captions of each image, at most so many."""
         return encode_captions(captions, self.tokenizer, longest, self.lowercase)
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse options of decoding that contradict each other or the model."""
         if isinstance(settings, Decoding):
             settings.check()
@@ -71,7 +72,7 @@ class CaptionWriter(Predictor[Caption]):
                 )
         return settings
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+    def predict(self, inputs: list[One], settings: RunCaption, *, first: int = 0) -> list[Any]:
         """Caption images batch by batch; one that cannot be read is told of."""
 
         def answer(raws: list[np.ndarray], lines: list[int]) -> list[Caption]:
@@ -79,13 +80,15 @@ class CaptionWriter(Predictor[Caption]):
 
         return answer_groups(self.codec, inputs, settings, answer, first)
 
-    def answer_pixels(self, pixels: Tensor, settings: Any, lines: Sequence[int]) -> list[Caption]:
+    def answer_pixels(
+        self, pixels: Tensor, settings: RunCaption, lines: Sequence[int]
+    ) -> list[Caption]:
         """Caption bytes (n, c, h, w); lines are their numbers for random draws."""
         images = self.codec.format.normalise(pixels.to(self.device))
         return [self._caption(some) for some in self.write(images, settings, lines)]
 
     def write(
-        self, images: Tensor, settings: Any, lines: Sequence[int] = ()
+        self, images: Tensor, settings: RunCaption, lines: Sequence[int] = ()
     ) -> list[list[Hypothesis]]:
         """Write captions of normalised images."""
         opening = self.tokenizer.encode(tidy(settings.prefix, self.lowercase))
@@ -104,7 +107,7 @@ class CaptionWriter(Predictor[Caption]):
         captions[0].others = captions[1:]
         return captions[0]
 
-    def caption_part(self, images: Images, settings: Any) -> list[str]:
+    def caption_part(self, images: Images, settings: RunCaption) -> list[str]:
         """The best caption of each image of a part."""
         rows = np.split(np.arange(len(images)), range(settings.batch, len(images), settings.batch))
         return [
@@ -127,12 +130,14 @@ class CaptionWriter(Predictor[Caption]):
             logits = self.model(images, inputs)
         return maps, logits[0]
 
-    def _written(self, settings: Any) -> RunCaption:
+    def _written(self, settings: LookCaption) -> RunCaption:
         """Settings by which the caption of a picture is written."""
         beam = {"beam": settings.beam, "n_best": settings.beam}
         return self.check(fill(RunCaption, {**self.defaults, **beam}))
 
-    def _looked_at(self, images: Tensor, settings: Any) -> tuple[list[int], list[Hypothesis]]:
+    def _looked_at(
+        self, images: Tensor, settings: LookCaption
+    ) -> tuple[list[int], list[Hypothesis]]:
         """The caption that is looked at, and what was written unless that was given."""
         if settings.caption is None:
             written = self._written(settings)
@@ -145,7 +150,7 @@ class CaptionWriter(Predictor[Caption]):
             raise UsageError(f"a caption of {len(ids)} pieces; there is nothing to look at")
         return ids, hypotheses
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(self, given: One, settings: LookCaption, expected: Any = None) -> Question:
         """An image with its caption and the log-probability of that."""
         from regard.viewer.image import feature_grid
 
@@ -172,14 +177,14 @@ class CaptionWriter(Predictor[Caption]):
             **self.codec.tokens(self.model, images, read),
         )
 
-    def describe(self, pixels: Tensor, settings: Any) -> dict[str, Any]:
+    def describe(self, pixels: Tensor, settings: LookCaption) -> dict[str, Any]:
         """Caption an image for its picture."""
         written = self._written(settings)
         caption = self.answer_pixels(pixels, written, [0])[0]
         others = [(other.text, other.score) for other in caption.others]
         return {"output": caption.text, "alternatives": others}
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: One, settings: LookCaption) -> Picture:
         """Caption an image and gather where each word looked, or how the image was seen."""
         from regard.viewer.image import caption_views
         from regard.viewer.text import candidate_steps
@@ -214,18 +219,22 @@ class CaptionWriter(Predictor[Caption]):
         )
 
 
-class CaptionJudge(Judge):
+class CaptionJudge(Judge[CaptionData, EvalCaption, list[str]]):
     """Judges captions by n-grams of their references, and by the loss of these."""
 
     Settings = EvalCaption
 
-    def read(self, runner: Runner[Any], settings: Any) -> CaptionData:
+    def read(self, runner: Runner[Any], settings: EvalCaption) -> CaptionData:
         """Images as a model takes them, and their captions."""
         data, part = read_images(runner, settings, labelled=False), settings.part
         return with_captions(data, {part: all_captions_of(data[part], settings)})
 
     def predict(
-        self, runner: Runner[Any], data: Any, settings: Any, like: Runner[Any] | None = None
+        self,
+        runner: Runner[Any],
+        data: CaptionData,
+        settings: EvalCaption,
+        like: Runner[Any] | None = None,
     ) -> list[str]:
         """Captions of the images, which another model reads in its own format."""
         own = data if like is None else self.read(runner, settings)
@@ -234,9 +243,9 @@ class CaptionJudge(Judge):
     def score(
         self,
         runner: Runner[Any],
-        data: Any,
+        data: CaptionData,
         predictions: list[str],
-        settings: Any,
+        settings: EvalCaption,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """BLEU-1 to 4, chrF, CIDEr-D, and the loss a token of the references."""
@@ -248,21 +257,22 @@ class CaptionJudge(Judge):
             [*scores, *loss_scores(writer.losses, images, rows, settings)],
             len(images),
             made_with={name: getattr(settings, name) for name in RunCaption.__dataclass_fields__},
+            rows=[
+                {"image": images.where(i), "captions": some, "prediction": predictions[i]}
+                for i, some in enumerate(captions)
+            ],
         )
 
     def compare(
-        self, runner: Runner[Any], data: Any, theirs: System, ours: Any, settings: Any
+        self,
+        runner: Runner[Any],
+        data: CaptionData,
+        theirs: System,
+        ours: Any,
+        settings: EvalCaption,
     ) -> Any:
         """Comparison of captions by a paired bootstrap."""
         return compare_captions(ours, theirs.predictions, data.captions[settings.part], settings)
-
-    def outputs(
-        self, runner: Runner[Any], data: Any, predictions: list[str], settings: Any
-    ) -> list[dict[str, Any]]:
-        """Each image with its captions and what was written."""
-        rows = zip(range(len(predictions)), data.captions[settings.part], predictions, strict=True)
-        where = data[settings.part].where
-        return [{"image": where(i), "captions": c, "prediction": o} for i, c, o in rows]
 
 
 def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:

@@ -153,7 +153,7 @@ class CaptionBatches:
         train: Images,
         texts: Sequence[Sequence[str]],
         rows: Sequence[Sequence[np.ndarray]],
-        settings: Any,
+        settings: TrainCaption,
         format: ImageFormat,
         tokenizer: Tokenizer,
     ):
@@ -277,7 +277,7 @@ def loss_scores(
     losses: Callable[..., tuple[np.ndarray, np.ndarray]],
     images: Images,
     rows: Sequence[Sequence[np.ndarray]],
-    settings: Any,
+    settings: EvalCaption,
 ) -> list[Score]:
     """Return the loss a token, and with shuffle= that beside another's image."""
     mine, tokens = losses(images, rows, batch=settings.batch)

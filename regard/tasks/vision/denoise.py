@@ -17,6 +17,7 @@ from regard.errors import UsageError
 from regard.metrics.image import psnr
 from regard.metrics.results import key_of
 from regard.metrics.score import Comparison, compare_means
+from regard.modalities.base import One
 from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
@@ -32,6 +33,7 @@ from regard.tasks.parts import (
     ScoredPredictions,
     System,
     Task,
+    V,
     build_model,
 )
 from regard.tasks.runner import Runner
@@ -77,7 +79,7 @@ def _psnr_by_level(
     return {"psnr": sum(scores.values()) / len(scores), **scores}
 
 
-class DenoiseObjective(Objective):
+class DenoiseObjective(Objective[TrainDenoise, Photos, NoCodec]):
     """Learns to take Gaussian noise of many levels out of crops of grey images."""
 
     Settings = TrainDenoise
@@ -97,10 +99,9 @@ class DenoiseObjective(Objective):
         "score": "model.block.score",
     }
 
-    def check(
-        self, settings: TrainDenoise, values: Mapping[str, Any], origin: Origin | None
-    ) -> TrainDenoise:
-        """Refuse levels of noise out of order."""
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> TrainDenoise:
+        """Settings whose levels of noise are in order."""
+        settings = super().resolve(task, values, origin)
         noise = settings.noise
         if len(noise) != 2 or noise[0] > noise[1] or not noise[1]:
             told = ",".join(f"{level:g}" for level in noise)
@@ -112,17 +113,19 @@ class DenoiseObjective(Objective):
         given = {"valid": settings.valid, "test": settings.test, "broken": settings.broken}
         return load_photos(str(settings.data), channels=1, **given)
 
-    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> NoCodec:
+    def codec(
+        self, data: Photos, settings: TrainDenoise, learnt: Learnt, origin: Origin | None
+    ) -> NoCodec:
         """Nothing: images are read as they are."""
         return NoCodec()
 
     def model(
-        self, data: Any, codec: NoCodec, settings: TrainDenoise, origin: Origin | None
+        self, data: Photos, codec: NoCodec, settings: TrainDenoise, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """The denoiser."""
         return FAMILY, build_model(FAMILY, settings.model, settings, origin)
 
-    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: Photos, settings: TrainDenoise) -> Lesson:
         """Batches of crops with noise, and the error of their pixels."""
         model, error = runner.model, LOSSES[settings.loss]
         tokens = (settings.model.image // settings.model.patch) ** 2
@@ -144,12 +147,12 @@ class DenoiseObjective(Objective):
         )
 
 
-class ImageDenoiser(Predictor[Denoised]):
+class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
     """Takes the noise out of images, grey or channel by channel."""
 
     Settings, Look = RunDenoise, LookDenoise
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse files to write that are no images."""
         out = settings.out if isinstance(settings, RunDenoise) else None
         suffix = Path(out).suffix.lower() if out else ""
@@ -185,13 +188,13 @@ class ImageDenoiser(Predictor[Denoised]):
                 clean[:, top : top + step, left : left + step] = made.cpu()
         return clean.clamp_(0, 1)
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+    def predict(self, inputs: list[One], settings: RunDenoise, *, first: int = 0) -> list[Any]:
         """Denoise images, and write them where told."""
         if settings.out and is_image_file(settings.out) and first + len(inputs) > 1:
             raise UsageError(f"out={settings.out} is one file for several images; name a folder")
         return [self._one(image, n, settings) for n, image in enumerate(inputs, first)]
 
-    def _one(self, image: Any, number: int, settings: Any) -> Denoised | Unread:
+    def _one(self, image: One, number: int, settings: RunDenoise) -> Denoised | Unread:
         read = IMAGE.read(image, ImageFormat(), settings.broken)
         if isinstance(read, str):
             return Unread(read)
@@ -211,7 +214,7 @@ class ImageDenoiser(Predictor[Denoised]):
         before, after = (float(psnr(x, clean)) for x in (noisy, denoised))
         return Denoised(pixels, 255 * sigma, where, before, after)
 
-    def explain(self, given: Any, settings: LookDenoise) -> Picture:
+    def explain(self, given: One, settings: LookDenoise) -> Picture:
         """Denoise a crop of an image and gather where the pixel in its middle looked."""
         from regard.filters.nonlocal_means import nonlocal_means_weights
         from regard.layers.layout import TokenGrid
@@ -258,15 +261,18 @@ class ImageDenoiser(Predictor[Denoised]):
         return replace(picture, views=[*picture.views, by_hand])
 
 
-class DenoiseJudge(Judge[Photos]):
+class DenoiseJudge(Judge[Photos, EvalDenoise, dict[float, list[Tensor]]]):
     """Judges images that noise was added to by how near they come to what they were."""
 
     Settings = EvalDenoise
 
-    def check(self, settings: EvalDenoise, given: Mapping[str, Any]) -> None:
-        """Refuse an evaluation without noise."""
+    def entrants(
+        self, runners: Sequence[Runner[Any]], settings: EvalDenoise, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], EvalDenoise]]:
+        """Models that are judged by some noise."""
         if not settings.sigma:
             raise UsageError("sigma= names no noise; expected some, such as sigma=15,25,50")
+        return super().entrants(runners, settings, given)
 
     def read(self, runner: Runner[Any], settings: EvalDenoise) -> Photos:
         """Clean images."""
@@ -307,12 +313,15 @@ class DenoiseJudge(Judge[Photos]):
             baseline |= {key_of(model.name): noise.value for model, noise in pairs}
             if settings.filters:
                 scores += filter_scores(settings, level, noisy, clean, made)
+        if settings.outputs:
+            _write_images(photos, predictions, Path(settings.outputs))
         count = len(photos) * len(settings.sigma)
         made_with = {"sigma": list(settings.sigma), "seed": settings.seed}
-        return ScoredPredictions(scores, count, {"baselines": {_NOISY: baseline}}, made_with)
+        baselines = {"baselines": {_NOISY: baseline}}
+        return ScoredPredictions(scores, count, baselines, made_with, rows=None)
 
     def compare(
-        self, runner: Runner[Any], data: Photos, theirs: System, ours: Any, settings: Any
+        self, runner: Runner[Any], data: Photos, theirs: System, ours: Any, settings: EvalDenoise
     ) -> list[Comparison]:
         """PSNR of each level compared by a paired bootstrap."""
         clean, rows = [photo.clean() for photo in data[settings.part]], []
@@ -325,15 +334,16 @@ class DenoiseJudge(Judge[Photos]):
             rows += compare_means(mine, other, settings.samples, unit="images")
         return rows
 
-    def write_outputs(
-        self, runner: Runner[Any], data: Photos, predictions: Any, settings: Any
-    ) -> None:
-        """Write the denoised images into a folder."""
-        for level, images in predictions.items():
-            photos = zip(data[settings.part], images, strict=True)
-            for number, (photo, image) in enumerate(photos, 1):
-                name = f"{number}-{Path(photo.where).stem}-{level:g}.png"
-                write_image(as_image(image), Path(settings.outputs) / name)
+
+def _write_images(
+    photos: Sequence[Photo], predictions: Mapping[float, list[Tensor]], folder: Path
+) -> None:
+    """Write the denoised images of each level into a folder."""
+    for level, images in predictions.items():
+        for number, (photo, image) in enumerate(zip(photos, images, strict=True), 1):
+            write_image(
+                as_image(image), folder / f"{number}-{Path(photo.where).stem}-{level:g}.png"
+            )
 
 
 def _pixel(at: str, wide: int, high: int) -> tuple[int, int]:

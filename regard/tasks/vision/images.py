@@ -241,7 +241,7 @@ TASK = Task(
     holds="images and labels",
     inputs=IMAGE,
     predictor=classifier(RunImages(batch=256), ImageLookSettings),
-    judge=LabelJudge(read_test, made_with, subject=probed),
+    judge=LabelJudge(read_test, made_with, made_of=probed),
     load_codec=load_codec,
     objective=LabelObjective(
         LabelledImages(), TrainImages, sizes=SIZES, short=SHORT, published_sizes=True

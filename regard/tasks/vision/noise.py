@@ -97,7 +97,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"l1": torch.abs, "l2": torch.sq
 
 
 @dataclass(frozen=True, eq=False)
-class Denoised(Answer):
+class Denoised(Answer[RunDenoise]):
     """A clean image, bytes (h, w) or (h, w, 3), and what its noise was taken to be.
 
     If noise was added first, `before` and `after` are the PSNR of the image with and without it.
@@ -115,7 +115,7 @@ class Denoised(Answer):
             told += f", PSNR {self.before:.2f} -> {self.after:.2f} dB"
         return f"{self.where}\t{told}" if self.where else f"{told}; give out= to write the image"
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: RunDenoise) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         fields: dict[str, Any] = {"out": self.where or None, "sigma": self.sigma}
         if self.after is not None:
@@ -134,7 +134,7 @@ class NoisyBatch(NamedTuple):
 class NoisyCrops:
     """Batch n of random crops with noise, a pure function of (seed, n)."""
 
-    def __init__(self, train: Sequence[Photo], settings: Any):
+    def __init__(self, train: Sequence[Photo], settings: TrainDenoise):
         self.settings, self.side = settings, settings.model.image
         self.images = [mirrored(photo.pixels[0].numpy(), self.side) for photo in train]
         self.shuffled = Shuffled(len(self.images), settings.batch, settings.seed)
@@ -169,7 +169,7 @@ def mirrored(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def filter_scores(
-    settings: Any, level: float, noisy: Sequence[Tensor], clean: Sequence[Tensor], made: str
+    settings: EvalDenoise, level: float, noisy: Sequence[Tensor], clean: Sequence[Tensor], made: str
 ) -> list[Score]:
     """Return the scores of all hand-made filters, each with its best parameters."""
     from regard.filters import FILTERS
@@ -178,7 +178,7 @@ def filter_scores(
     given = {"need": ("train",), "most": settings.tuned_on, "broken": settings.broken}
     known = [
         (photo.clean() + level / 255 * photo.noise(settings.seed + 1), photo.clean())
-        for photo in load_photos(settings.filters, **given).parts["train"]
+        for photo in load_photos(str(settings.filters), **given).parts["train"]
     ]
     scores = []
     with Progress(f"filters at {level:g}", len(GRIDS)) as bar:
@@ -188,7 +188,7 @@ def filter_scores(
             parts = [
                 f"{k}:{v:.4g}" if isinstance(v, float) else f"{k}:{v}" for k, v in best.items()
             ]
-            home = Path(settings.filters).name
+            home = Path(str(settings.filters)).name
             words = "|".join([made, *parts, f"tuned on {len(known)} images of {home}"])
             scores += image_scores(f"at {level:g} of {name}", images, clean, words)
             bar.update(1)
@@ -204,7 +204,7 @@ def image_scores(
     return [Score(f"PSNR {name}", means[0], made), Score(f"SSIM {name}", means[1], made, 4)]
 
 
-def with_noise(clean: Tensor, settings: Any) -> tuple[Tensor, float | None]:
+def with_noise(clean: Tensor, settings: NoisySettings) -> tuple[Tensor, float | None]:
     """Return an image with the noise that is to be added, and its deviation if that is known."""
     sigma = None if settings.sigma is None else settings.sigma / 255
     if not settings.noise:

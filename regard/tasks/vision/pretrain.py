@@ -16,6 +16,7 @@ from regard.data.seeds import mix
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.metrics.score import Score
+from regard.modalities.base import One
 from regard.modalities.image import IMAGE
 from regard.models import family, pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
@@ -28,6 +29,7 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.labels.classifier import answer_groups
 from regard.tasks.parts import (
+    Answer,
     Judge,
     Learnt,
     Lesson,
@@ -36,7 +38,9 @@ from regard.tasks.parts import (
     ScoredPredictions,
     System,
     Task,
+    V,
     build_model,
+    usual_shape,
 )
 from regard.tasks.runner import Runner
 from regard.tasks.vision.images import EvalImages
@@ -72,7 +76,7 @@ from regard.tasks.vision.probe import neighbour_accuracy, pooled, probed
 from regard.viewer.picture import Picture
 
 
-class PretrainObjective(Objective):
+class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
     """Trains an encoder of images within what trains it, without labels."""
 
     Settings = TrainPretrain
@@ -97,11 +101,13 @@ class PretrainObjective(Objective):
         "max_length": "pretrainer.text.max_length",
     }
 
-    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(
+        self, task: Task, values: Mapping[str, Any], origin: Origin | None
+    ) -> TrainPretrain:
         """Settings of a training, completed from what a user gave."""
         name, objective = task.family_of(values, origin), str(values.get("objective", "masked"))
         by = pretrainer_of(objective, name)
-        model = replace(self.shape(task, name, values, origin), **task_changes(name, task.name))
+        model = replace(usual_shape(name, values, origin), **task_changes(name, task.name))
         if by == "mae" and origin is None:
             model = replace(model, pool="mean")  # no other vector is about all patches
         around = pretrainer_config(by, model, size_of(values))
@@ -121,7 +127,7 @@ class PretrainObjective(Objective):
             raise UsageError("model.labels is for training with labels: regard train classify")
         return settings
 
-    def read(self, settings: Any, origin: Origin | None) -> CaptionData:
+    def read(self, settings: TrainPretrain, origin: Origin | None) -> CaptionData:
         """Images, with labels if they have some: by them neighbours are judged."""
         clip, published = settings.objective == "clip", settings.size not in self.sizes
         load = partial(training_images, settings, origin, published)
@@ -136,7 +142,9 @@ class PretrainObjective(Objective):
         use_share(data, settings.share)
         return captioned(data, settings) if clip else with_captions(data, {})
 
-    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> ImageCodec:
+    def codec(
+        self, data: CaptionData, settings: TrainPretrain, learnt: Learnt, origin: Origin | None
+    ) -> ImageCodec:
         """Format of the images, and the tokenizer of their captions."""
         tokenizer = None
         if data.captions:
@@ -148,7 +156,7 @@ class PretrainObjective(Objective):
         return ImageCodec(with_statistics(data), tokenizer=tokenizer, pretraining=pretraining)
 
     def model(
-        self, data: Any, codec: ImageCodec, settings: Any, origin: Origin | None
+        self, data: CaptionData, codec: ImageCodec, settings: TrainPretrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """An encoder, and what trains it around it."""
         config, around = settings.model, around_config(settings, codec.tokenizer)
@@ -159,7 +167,7 @@ class PretrainObjective(Objective):
         around = pretrainer(codec.pretraining["by"])[1](encoder, around)
         return settings.family, around.to(settings.device)
 
-    def lesson(self, runner: Runner[Any], data: Any, settings: Any) -> Lesson:
+    def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainPretrain) -> Lesson:
         """Batches of what the objective asks, and its loss; the encoder alone is published."""
         model, codec = runner.model, runner.codec
         by, format = codec.pretraining["by"], codec.format
@@ -195,16 +203,17 @@ class PretrainObjective(Objective):
         )
 
 
-class ImageEmbedder(Predictor[Any]):
+class ImageEmbedder(Predictor[Answer[Any], RunPretrain, LookPretrain]):
     """Turns images into vectors, or chooses among texts for them."""
 
     Settings, Look = RunPretrain, LookPretrain
     codec: ImageCodec
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Judge by nearest neighbours, unless texts can be found or another probe is asked for."""
-        probes = isinstance(settings, EvalImages) and settings.probe is None
-        return replace(settings, probe="knn") if probes and self.trained_by != "clip" else settings
+        if isinstance(settings, EvalImages) and settings.probe is None:
+            return settings if self.trained_by == "clip" else replace(settings, probe="knn")
+        return settings
 
     @property
     def trained_by(self) -> str:
@@ -247,7 +256,7 @@ class ImageEmbedder(Predictor[Any]):
         return self.whole(), load_tokenizer(self.codec.folder)
 
     @torch.inference_mode()
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+    def predict(self, inputs: list[One], settings: RunPretrain, *, first: int = 0) -> list[Any]:
         """Vectors of images, or the text that is chosen for each."""
         answer = self._embed if settings.texts is None else self._chooser(settings)
         return answer_groups(
@@ -260,9 +269,9 @@ class ImageEmbedder(Predictor[Any]):
     def _embed(self, images: Tensor) -> list[Embedded]:
         return [Embedded(row) for row in pooled(self.model, images).float().cpu().numpy()]
 
-    def _chooser(self, settings: Any) -> Callable[[Tensor], list[Classified]]:
+    def _chooser(self, settings: RunPretrain) -> Callable[[Tensor], list[Classified]]:
         """What chooses among texts for images."""
-        texts = texts_to_choose(settings.texts, settings.n_best)
+        texts = texts_to_choose(str(settings.texts), settings.n_best)
         whole, tokenizer = self.with_texts()
         rows = text_rows(texts, tokenizer, whole.config.text.max_length)
         theirs = text_vectors(whole, rows, tokenizer.pad)
@@ -274,7 +283,7 @@ class ImageEmbedder(Predictor[Any]):
 
         return choose
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: One, settings: LookPretrain) -> Picture:
         """Read an image and gather where the model looked, or what it paints where masked."""
         from regard.viewer.image import reconstruction
 
@@ -299,14 +308,16 @@ class ImageEmbedder(Predictor[Any]):
         return {"note": f"a vector of {vector.shape[1]} numbers, of length {length}"}
 
 
-class VectorJudge(Judge[CaptionData]):
+class VectorJudge(Judge[CaptionData, EvalImages, Tensor]):
     """Judges vectors of images by labels that are learnt from them, or by texts that are found."""
 
-    def subject(self, runner: Runner[Any], settings: Any) -> Runner[Any]:
-        """The model, or a probe on its vectors."""
-        return probed(runner, settings)
+    def entrants(
+        self, runners: Sequence[Runner[Any]], settings: EvalImages, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], Any]]:
+        """The models, or probes on their vectors."""
+        return probed(runners, settings) or super().entrants(runners, settings, given)
 
-    def read(self, runner: Runner[Any], settings: Any) -> CaptionData:
+    def read(self, runner: Runner[Any], settings: EvalImages) -> CaptionData:
         """Images and their captions."""
         data = read_images(runner, settings, trained=None, labelled=False)
         given = Path(str(settings.data)), settings.part, settings.columns, settings.header
@@ -314,7 +325,7 @@ class VectorJudge(Judge[CaptionData]):
         return with_captions(data, {settings.part: captions})
 
     def predict(
-        self, runner: Runner[Any], data: CaptionData, settings: Any, like: Any = None
+        self, runner: Runner[Any], data: CaptionData, settings: EvalImages, like: Any = None
     ) -> Tensor:
         """Similarity of each image to each text."""
         whole, tokenizer = runner.predictor.with_texts()
@@ -328,25 +339,20 @@ class VectorJudge(Judge[CaptionData]):
         runner: Runner[Any],
         data: CaptionData,
         predictions: Tensor,
-        settings: Any,
+        settings: EvalImages,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """How often what belongs together is among the first found."""
         images, captions = data[settings.part], data.captions[settings.part]
         signature = f"recall|images:{len(images)}|texts:{predictions.shape[1]}"
         recalls = recall_at_k(predictions, [len(some) for some in captions])
-        return ScoredPredictions([Score(k, v, signature) for k, v in recalls.items()], len(images))
-
-    def outputs(
-        self, runner: Runner[Any], data: CaptionData, predictions: Tensor, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Each image with its captions and the text that was found."""
-        images, captions = data[settings.part], data.captions[settings.part]
         texts = [text for some in captions for text in some]
-        return [
+        rows = [
             {"image": images.where(n), "captions": captions[n], "prediction": texts[best]}
             for n, best in enumerate(predictions.argmax(1).tolist())
         ]
+        scores = [Score(name, value, signature) for name, value in recalls.items()]
+        return ScoredPredictions(scores, len(images), rows=rows)
 
 
 def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:

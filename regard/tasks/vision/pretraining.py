@@ -95,7 +95,7 @@ def pretrainer_config(by: str, encoder: Any, size: str) -> Any:
     return config
 
 
-def around_config(settings: Any, tokenizer: Tokenizer | None) -> Any:
+def around_config(settings: TrainPretrain, tokenizer: Tokenizer | None) -> Any:
     """Return the config of what trains the encoder, with the vocabulary of its captions."""
     if tokenizer is None:
         return settings.pretrainer
@@ -109,7 +109,7 @@ class PretrainBatches:
     def __init__(
         self,
         images: CaptionData,
-        settings: Any,
+        settings: TrainPretrain,
         tokens: int,
         model: Pretrainer,
         codec: ImageCodec,
@@ -163,7 +163,12 @@ class MaskedImageBatches(PretrainBatches):
     """Masks are drawn anew for each image at each step (He et al. 2022, Xie et al. 2022)."""
 
     def __init__(
-        self, images: CaptionData, settings: Any, tokens: int, model: MaskedPretrainer, *rest: Any
+        self,
+        images: CaptionData,
+        settings: TrainPretrain,
+        tokens: int,
+        model: MaskedPretrainer,
+        *rest: Any,
     ):
         super().__init__(images, settings, tokens, model, *rest)
         if not model.masked_count(tokens):
@@ -252,7 +257,7 @@ def image_vectors(
     return torch.cat(rows).cpu()
 
 
-def texts_to_choose(given: Any, n_best: int) -> list[str]:
+def texts_to_choose(given: str, n_best: int) -> list[str]:
     """Return the texts to choose from that a user gave with | between, or refuse them."""
     texts = [text.strip() for text in str(given).split("|")]
     if len(texts) < 2 or not all(texts) or len(set(texts)) < len(texts):

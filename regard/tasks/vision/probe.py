@@ -1,6 +1,6 @@
 """What the vectors of an encoder are worth: labels by neighbours, or by one linear map."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,13 +148,18 @@ class Probed(nn.Module):
         return probs.clamp_min(1e-9).log()
 
 
-def probed(runner: Any, settings: Any) -> Runner[Any]:
-    """The model to judge: with probe=, labels that are learnt from the vectors of a model."""
+def probed(runners: Sequence[Runner[Any]], settings: Any) -> list[tuple[Runner[Any], Any]]:
+    """Probes on the vectors of models that probe= asks to be judged; none without it."""
     if settings.probe is None:
         for key, usual in (("share", 1.0), ("neighbours", 20)):
             if getattr(settings, key) != usual:
                 raise UsageError(f"{key}= is of a probe; add probe=linear or probe=knn")
-        return runner
+        return []
+    return [(_probed(runner, settings), settings) for runner in runners]
+
+
+def _probed(runner: Any, settings: Any) -> Runner[Any]:
+    """The model to judge: with probe=, labels that are learnt from the vectors of a model."""
     if settings.part == "train":
         raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
     data = read_images(runner, settings, need=("train", settings.part), trained=None)
