@@ -178,8 +178,7 @@ def _decoded(
     if math.prod(shape) > MOST_STORED:
         shape = (len(files), 0)  # only which are broken is noted
     if cache is None:
-        stored = ImageStore(np.zeros(shape, np.uint8), [], "")
-        stored.fill(files.decode(format, broken))
+        stored = ImageStore.of(shape, files.decode(format, broken))
     else:
         digest = hashlib.sha256("\n".join(item.source for item in files.items).encode())
         folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)

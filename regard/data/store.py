@@ -4,20 +4,18 @@ A store is hashed when it is opened (1.7 GB a second where the processor has ins
 and one whose bytes are not those that were written is built again.
 """
 
-import errno
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from regard.errors import UsageError
-from regard.files import cache_folder, make_folder, refuse, replacing, sha256, write_atomically
+from regard.files import cache_folder, refuse, replacing, sha256, write_atomically
 
 _FORMAT = 2  # of the note, which has the hash of each file, and of itself
 _NOTE = "store.json"  # written last: a folder without it holds no store
@@ -178,14 +176,13 @@ class ImageStore:
         """Take the rows (n, ...), the numbers of those left out, and why the first of them was."""
         self.rows, self.gaps, self.why = rows, gaps, why
 
-    def fill(self, rows: Iterable[np.ndarray | str]) -> None:
-        """Take rows in their order; a text says why one is left out."""
-        for number, row in enumerate(rows):
-            if isinstance(row, str):
-                self.gaps.append(number)
-                self.why = self.why or row
-            elif self.rows.size:
-                self.rows[number] = row
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]) -> "ImageStore":
+        """Keep rows in memory; a text says why one is left out."""
+        store = cls(np.zeros(shape, np.uint8), [], "")
+        for number, row in enumerate(store._whole(rows)):
+            store.rows[number] = row
+        return store
 
     @classmethod
     def open(cls, folder: str | Path, shape: tuple[int, ...]) -> "ImageStore":
@@ -197,6 +194,31 @@ class ImageStore:
                 raise ValueError(f"rows of {rows.shape}, expected {shape}")
         return cls(rows, note["gaps"], note["why"])
 
+    @classmethod
+    def write(
+        cls, file: BinaryIO, shape: tuple[int, ...], rows: Iterable[np.ndarray | str]
+    ) -> "ImageStore":
+        """Write rows one by one as an array of NumPy's, and map them; the file may be deleted."""
+        store = cls(np.broadcast_to(np.uint8(0), shape), [], "")
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        start = file.tell()
+        for row in store._whole(rows):
+            file.write(row.tobytes())
+        file.flush()
+        if store.rows.size:
+            store.rows = np.asarray(np.memmap(file, np.uint8, "r", start, shape))
+        return store
+
+    def _whole(self, rows: Iterable[np.ndarray | str]) -> Iterator[np.ndarray]:
+        """Yield rows in their order, zeros where one is left out, and note which these are."""
+        nothing = np.zeros(self.rows.shape[1:], np.uint8)
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                self.gaps.append(number)
+                self.why = self.why or row
+            yield nothing if isinstance(row, str) or not nothing.size else row
+
 
 def build_image_store(
     folder: str | Path, shape: tuple[int, ...], rows: Iterable[np.ndarray | str], tries: int = 100
@@ -207,42 +229,14 @@ def build_image_store(
     the folder meanwhile: then it is used from where it was written, and where nothing is written
     yet, made again so many times.
     """
-    folder, store = Path(folder), ImageStore(np.zeros(shape[:1] + (0,), np.uint8), [], "")
-    begun = filled = False
+    folder, begun, store = Path(folder), False, None
     try:
-        with replacing(folder / "rows.npy") as temporary:
-            store.rows = _room(temporary, shape)
+        with replacing(folder / "rows.npy") as temporary, open(temporary, "w+b") as file:
             begun = True
-            store.fill(rows)
-            if isinstance(store.rows, np.memmap):
-                store.rows.flush()
-            filled = True
+            store = ImageStore.write(file, shape, rows)
         _write_note(folder, ["rows.npy"], {"gaps": store.gaps, "why": store.why})
         return ImageStore.open(folder, shape)
     except UsageError as mistake:
-        if not _deleted(mistake) or (begun and not filled) or not tries:
+        if not _deleted(mistake) or (begun and store is None) or not tries:
             raise
-        if not begun:
-            return build_image_store(folder, shape, rows, tries - 1)
-        return ImageStore(np.asarray(store.rows), store.gaps, store.why)
-
-
-def _room(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array in a new file, all of whose room is taken.
-
-    On a full disk, whoever writes to memory that has no room in its file is ended by SIGBUS.
-    """
-    for _ in range(100):
-        try:
-            make_folder(path.parent)
-            if not np.prod(shape):
-                path.touch()
-                return np.zeros(shape, np.uint8)
-            table = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-            if hasattr(os, "posix_fallocate"):
-                with open(path, "r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-            return table
-        except FileNotFoundError:  # the folder was deleted in between
-            continue
-    raise FileNotFoundError(errno.ENOENT, "deleted again and again", str(path))
+        return store or build_image_store(folder, shape, rows, tries - 1)

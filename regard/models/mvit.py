@@ -208,14 +208,6 @@ class Decomposed(nn.Module):
         return table[_distances(queries, keys, table.device)]
 
 
-class NoBias(nn.Module):
-    """No bias of positions."""
-
-    def bias(self, q: Tensor, q_grid: Size, k_grid: Size) -> Tensor | None:
-        """Return nothing."""
-        return None
-
-
 class LearnedPosition(nn.Module):
     """A learned embedding for each place of the grid and each token before it, added."""
 
@@ -228,21 +220,16 @@ class LearnedPosition(nn.Module):
         return x + self.places.over(grid)
 
 
-def _alone(y: Tensor, q: Tensor) -> Tensor:
-    """Return the average without the queries."""
-    return y
-
-
 # name -> what is added to the first tokens, and the bias of a layer
-_MVIT_POSITIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | NoBias]]] = {
+_MVIT_POSITIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Decomposed | None]]] = {
     "decomposed": (lambda *sizes: Unpooled(), Decomposed),
-    "learned": (LearnedPosition, lambda *sizes: NoBias()),
-    "none": (lambda *sizes: Unpooled(), lambda *sizes: NoBias()),
+    "learned": (LearnedPosition, lambda *sizes: None),
+    "none": (lambda *sizes: Unpooled(), lambda *sizes: None),
 }
 # name -> what becomes of the average y, with the pooled queries q
 POOLED_RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "query": torch.add,
-    "none": _alone,
+    "none": lambda y, q: y,
 }
 # norm -> that of keys: what it adds to all of them alike would change no weight
 _KEY_NORMS = {"layer": "layer_nobias"}
@@ -319,31 +306,15 @@ class PooledAttention(nn.Module):
             k,
             v,
             score=self.score,
-            bias=self.position.bias(q, *self.grids(grid)),
+            bias=None if self.position is None else self.position.bias(q, *self.grids(grid)),
             dropout=self.drop if self.training else 0.0,
             watch=self,
         )
         return self.out(self.residual(y, q).transpose(1, 2).flatten(2))
 
 
-class Skip(nn.Module):
-    """Identity skip, for equal widths."""
-
-    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-
-class ProjectSkip(nn.Linear):
-    """Projection of the normalised input, as the skip around a sublayer of another width."""
-
-    def forward(self, x: Tensor, normed: Tensor) -> Tensor:  # type: ignore[override]
-        """Return W norm(x) + b."""
-        return super().forward(normed)
-
-
-def _skip(width: int, out_width: int) -> Skip | ProjectSkip:
-    return Skip() if width == out_width else ProjectSkip(width, out_width)
+def _projection(width: int, out_width: int) -> nn.Linear | None:
+    return None if width == out_width else nn.Linear(width, out_width)
 
 
 class PooledBlock(nn.Module):
@@ -373,11 +344,12 @@ class PooledBlock(nn.Module):
         width, out_width = widths
         self.norm_attention = build_norm(replace(block, width=width))
         self.attention = PooledAttention(config, block, width, stride, key_stride, made_for)
-        self.past_attention = _skip(width, block.width)
+        # a skip of another width is a projection of what is normalised
+        self.past_attention = _projection(width, block.width)
         self.shrink = PoolLargest(stride, config.tokens) if stride > 1 else Unpooled()
         self.norm_feed_forward = build_norm(block)
         self.feed_forward = build_feed_forward(block, out_width)
-        self.past_feed_forward = _skip(block.width, out_width)
+        self.past_feed_forward = _projection(block.width, out_width)
         self.path, self.drop = path, block.dropout
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -386,10 +358,12 @@ class PooledBlock(nn.Module):
     def forward(self, x: Vectors, grid: Size) -> Tensor:
         """Return the tokens of the grid that is left."""
         normed = self.norm_attention(x)
-        past = self.shrink(self.past_attention(x, normed), grid)
+        past = x if self.past_attention is None else self.past_attention(normed)
+        past = self.shrink(past, grid)
         x = self._add(past, self.attention(normed, grid))
         normed = self.norm_feed_forward(x)
-        return self._add(self.past_feed_forward(x, normed), self.feed_forward(normed))
+        past = x if self.past_feed_forward is None else self.past_feed_forward(normed)
+        return self._add(past, self.feed_forward(normed))
 
 
 _MVIT_POOLS: dict[str, Callable[[int], nn.Module]] = {

@@ -1,7 +1,5 @@
 """The tree of a beam search: where each hypothesis stands, and how it is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regard.errors import UsageError

@@ -1,7 +1,5 @@
 """A figure of plots with its notes and the numbers behind it, as PNG or as a page."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What an answer depends on as PNG: the effect of tokens beside attention, and tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

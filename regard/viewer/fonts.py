@@ -1,7 +1,5 @@
 """Fonts that hold every letter of a text, and how wide a text is in them."""
 
-from __future__ import annotations
-
 from functools import cache
 from unicodedata import east_asian_width
 

@@ -1,7 +1,5 @@
 """Attention over a text as heat maps, with the tokens on both axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One HTML file in which attention can be explored, without any outside resource."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Attention over an image: the maps of any layer placed on it, rollout, and first filters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

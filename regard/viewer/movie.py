@@ -1,7 +1,5 @@
 """The training movie: pictures of the same inputs while a model learns, played by one page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

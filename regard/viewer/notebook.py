@@ -1,7 +1,5 @@
 """Pictures that show themselves in a notebook and save themselves by the name of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention over a photo: a row for each layer, a panel for each head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

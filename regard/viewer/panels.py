@@ -1,7 +1,5 @@
 """One layout for every PNG: rows of panels under a title, measured in inches from the top left."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence

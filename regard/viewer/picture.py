@@ -1,7 +1,5 @@
 """What a picture of attention is made of, whatever model it came from."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -217,7 +215,7 @@ class Picture:
     effects: Effects | None = None  # what the output depends on, drawn in a PNG
     tables: Sequence[ValueTable] = ()  # drawn in a PNG
     tree: Tree | None = None  # what was considered on the way to the output
-    units: Callable[[Picture], Picture] | None = None  # in which it is shown to a reader
+    units: "Callable[[Picture], Picture] | None" = None  # in which it is shown to a reader
 
 
 def words_of(choice: Choice) -> list[str]:

@@ -1,7 +1,5 @@
 """Where attention stands on an image: the query at a point, and the weight of each key there."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plots of scores with their intervals, and of curves, as PNG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product

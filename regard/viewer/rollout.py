@@ -7,8 +7,6 @@ encoder-decoder the positions are those of source and target together, and self-
 cross-attention are a layer each.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace

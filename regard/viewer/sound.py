@@ -1,7 +1,5 @@
 """Attention over a sound: its spectrogram as the image that is looked at, and its words in time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model attends to in a text, layer by layer, and the candidates it chose from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
