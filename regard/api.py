@@ -611,11 +611,18 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
 
     export("runs/mine", out="exported")
 
-    `format` is huggingface (with dtype, and max_shard in MB) or ctranslate2 (with quantization).
+    `format` is huggingface (with dtype, and max_shard in MB), ctranslate2 (with quantization) or
+    onnx (with task="embed" for vectors), whose files are compared with the model before they are
+    kept.
     """
-    from regard.pretrained.import_export import export_model
+    from regard.pretrained.import_export import ExportSettings, export_model
 
-    return Saved(str(export_model(find_model(model), settings | not_none(out=out), _whole)))
+    asked = ExportSettings.of(settings | not_none(out=out))
+    if asked.format == "onnx" and asked.out is not None:
+        from regard.onnx import export_onnx
+
+        return Saved(str(export_onnx(load(model, task=asked.task), asked.out)))
+    return Saved(str(export_model(find_model(model), asked, _whole)))
 
 
 def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:

@@ -238,6 +238,7 @@ TABLE = (
         (
             "regard export runs/mine out=exported",
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
+            "regard export en-zh format=onnx out=exported",
         ),
         settings="regard.pretrained.import_export:ExportSettings",
         names="regard.api:starters",

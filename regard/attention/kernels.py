@@ -120,7 +120,7 @@ def small_query(p: Problem) -> Answer | None:
         return None
     if p.product is None or p.product.k.stride(-1) == 1 or p.q.device.type != "cpu":
         return None
-    if p.dropout > 0:
+    if p.dropout > 0 or torch.compiler.is_exporting():  # a program may get any number of queries
         return None
     q, k, bias, scale = p.product
     b, h, rows, d = q.shape
@@ -211,13 +211,14 @@ def tiled(p: Problem) -> Answer | None:
         return compute(Problem(q, k, v, score, extra, module=p.module))[0], fully_masked
 
     sound = not training or (_finite(p.k) and _finite(p.v))
-    step = (
-        max(16, TILE_NUMBERS // max(1, keys * p.q.shape[0])) if mask.by_query else max(1, queries)
-    )
+    exporting = torch.compiler.is_exporting()  # a program takes all rows at once, however many
+    step = max(1, queries)
+    if mask.by_query and not exporting:
+        step = max(16, TILE_NUMBERS // max(1, keys * p.q.shape[0]))
     parts = []
-    for start in range(0, max(1, queries), step):
-        rows = slice(start, min(queries, start + step))
-        columns = mask.span(rows, keys)
+    for start in (0,) if exporting else range(0, max(1, queries), step):
+        rows = slice(start, queries if exporting else min(queries, start + step))
+        columns = slice(0, keys) if exporting else mask.span(rows, keys)
         args = (
             rows_of(ready_q, rows),
             rows_of(ready_k, columns),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.once import once
-from regard.attention.shapes import as_bhqk, join_rows
+from regard.attention.shapes import as_bhqk, has_numbers, join_rows
 from regard.errors import UsageError
 
 At = Tensor | int
@@ -68,7 +68,7 @@ class Mask:
         def make() -> tuple[Tensor, Tensor | None]:
             tile = self.tile(rows, columns).to(like.device)
             fully_masked: Tensor | None = ~tile.any(-1, keepdim=True)
-            if not fully_masked.is_meta and not bool(fully_masked.any()):
+            if has_numbers(tile) and not bool(fully_masked.any()):
                 fully_masked = None
             seen = tile if fully_masked is None else tile | fully_masked
             bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
@@ -152,7 +152,7 @@ class Causal(_PositionMask):
 
     def aligned(self, queries: int, keys: int) -> bool:
         """True if queries and keys are the same positions."""
-        return self._offset() == 0 and queries == keys
+        return self._offset() == 0 and bool(queries == keys)
 
 
 class Sliding(_PositionMask):
@@ -254,7 +254,7 @@ class Padding(Mask):
         if lengths is None:
             return None
         keep = torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
-        return None if not keep.is_meta and bool(keep.all()) else cls(keep)
+        return None if has_numbers(keep) and bool(keep.all()) else cls(keep)
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return the same answer for every query."""

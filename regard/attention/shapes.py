@@ -7,6 +7,11 @@ from torch.nn import functional as F
 from regard.errors import UsageError
 
 
+def has_numbers(x: Tensor) -> bool:
+    """True if the numbers of a tensor can be read: not on meta, nor while a program is exported."""
+    return not (x.is_meta or torch.compiler.is_exporting())
+
+
 def as_bhqd(x: Tensor) -> Tensor:
     """View (*lead, q, d) as (b, h, q, d): the first leading axis is the batch, others are heads."""
     if x.ndim == 4:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -11,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.multihead import is_linear
+from regard.attention.once import cached_by_size
 from regard.errors import UsageError
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-@lru_cache(maxsize=64)
+@cached_by_size(64)
 def chunk_at(grid: tuple[int, ...], before: int = 0, device: torch.device | None = None) -> Tensor:
     """Return the coordinates (l, c) of a grid, the last axis fastest, after tokens without any.
 
@@ -96,8 +96,8 @@ class Chunks(nn.Module):
         rest = n + 2 * self.padding[axis] - chunk
         if not self.partial:
             return rest // stride + 1
-        count = -(-rest // stride) + 1
-        return max(count, 1) if isinstance(count, int) else count.clamp(min=1)
+        count = (rest + stride - 1) // stride + 1
+        return count.clamp(min=1) if isinstance(count, Tensor) else torch.sym_max(count, 1)
 
     def names(self, shape: Sequence[int]) -> list[str]:
         """Name the chunks of an array of (n1, ..., nr) by the places that each covers."""
@@ -125,7 +125,7 @@ class Chunks(nn.Module):
         self._check(x)
         if lengths is not None:
             real = torch.arange(x.shape[2], device=x.device) < lengths.unsqueeze(-1)
-            x = x.masked_fill(~real.view(len(x), 1, -1, *[1] * (self.axes - 1)), 0.0)
+            x = x.masked_fill(~real.view(x.shape[0], 1, -1, *[1] * (self.axes - 1)), 0.0)
         return self.flatten(self.embed(self.complete(x)))
 
     def _check(self, x: Tensor) -> None:
@@ -143,7 +143,7 @@ class Chunks(nn.Module):
         shape, ends = x.shape[2:], []
         for axis, count in enumerate(self.grid(shape)):
             whole = (count - 1) * self.stride[axis] + self.chunk[axis] - 2 * self.padding[axis]
-            ends = [0, max(0, whole - shape[axis]), *ends]  # the last axis first
+            ends = [0, torch.sym_max(0, whole - shape[axis]), *ends]  # the last axis first
         return F.pad(x, ends)
 
     def _product(self, x: Tensor) -> Tensor:

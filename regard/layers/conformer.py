@@ -26,7 +26,7 @@ class FrameBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel."""
-        if len(input) > 1:
+        if input.shape[0] > 1:
             return super().forward(input)
         scale = (self.weight, self.bias, False, 0.0, self.eps)
         return F.batch_norm(input, self.running_mean, self.running_var, *scale)

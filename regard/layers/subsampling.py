@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.masks import Padding
@@ -28,6 +29,8 @@ def on_real(f: Callable[[Tensor], Tensor], x: Tensor, mask: Padding | None) -> T
     rows = x.flatten(0, 1)
     if mask is None:
         return f(rows).unflatten(0, x.shape[:2])
+    if torch.compiler.is_exporting():  # a program cannot leave rows out
+        return zero_padding(f(rows).unflatten(0, x.shape[:2]), mask)
     real = once(lambda: mask.keep.flatten().nonzero().squeeze(1), mask)
     y = f(rows.index_select(0, real))
     return y.new_zeros(len(rows), y.shape[-1]).index_copy(0, real, y).unflatten(0, x.shape[:2])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.masks import Document, Mask
 from regard.attention.multihead import MultiHead
-from regard.attention.once import once
+from regard.attention.once import cached_by_size, once
 from regard.attention.positions import Position, Rotary
 from regard.errors import UsageError, lookup
 from regard.layers.patches import grid_at
@@ -87,7 +87,7 @@ def partition(
         return WindowPartition(place, Permutation.of(flat), Permutation.of(back))
 
 
-@lru_cache(maxsize=8)
+@cached_by_size(8)
 def shift_mask(
     height: int, width: int, window: int, shift: int, batch: int, device: torch.device
 ) -> Mask | None:

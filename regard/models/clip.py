@@ -130,7 +130,7 @@ class Clip(nn.Module):
             ids = ids.masked_fill(~real, 0)
         end = self.config.end
         last = (ids if end is None else (ids == end).int()).argmax(-1)
-        rows = torch.arange(len(ids), device=ids.device)
+        rows = torch.arange(ids.shape[0], device=ids.device)
         return self.text_out(self.text.hidden(ids, lengths)[rows, last])
 
     def images(self, images: Images) -> Float[Tensor, "b v"]:

@@ -218,13 +218,15 @@ class Conformer(nn.Module):
         The depths ascend; CTC on one in the middle is intermediate CTC (Lee and Watanabe 2021).
         """
         if lengths is None:
-            lengths = torch.full((len(sound),), sound.shape[1], device=sound.device)
+            lengths = torch.full((sound.shape[0],), sound.shape[1], device=sound.device)
         out = self.out_lengths(lengths)
         if computed_alone(sound, self.training):
             each = each_alone(lambda one: torch.cat(self._encode(one, depths), -1), sound, lengths)
             return list(each.split(self.out_width, -1)), out
         if sound.is_meta:
             return self._encode(sound, depths), out
+        if torch.compiler.is_exporting():
+            return self._encode(sound, depths, lengths), out
         longest = max(1, int(lengths.max()))  # what is padding in all of them is left out
         return self._encode(sound[:, :longest], depths, lengths), out
 

@@ -147,7 +147,7 @@ class LocalRelation(nn.Module):
 
     def forward(self, x: Float[Tensor, "b w y x"]) -> Float[Tensor, "b w yy xx"]:
         """Let every place, or one in `stride` in each direction, attend to its window."""
-        b, grid = len(x), (x.shape[2], x.shape[3])
+        b, grid = x.shape[0], (x.shape[2], x.shape[3])
         place, asked = self.place(*grid), self.asked(*grid)
         x = x.permute(0, 2, 3, 1)
         q = self._tiles(self.query(x[:, :: self.stride, :: self.stride]), asked)

@@ -439,7 +439,7 @@ class MViT(VisionModel):
         x = self.stem(images)
         grid = self.stem.grid((images.shape[2], images.shape[3]))
         if self.tokens is not None:
-            x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
+            x = torch.cat([self.tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
         x = dropout(self.position(x, grid), self.config.block.dropout, self.training)
         for block in cast(Sequence[PooledBlock], self.blocks):
             x, grid = block(x, grid), block.attention.pool_q.grid(grid)

@@ -232,7 +232,7 @@ class ViT(VisionModel):
         """Return the embedded tokens of images and their coordinates."""
         x = self.stem(images)
         if self.tokens is not None:
-            x = torch.cat([self.tokens.weight.to(x.dtype).expand(len(x), -1, -1), x], 1)
+            x = torch.cat([self.tokens.weight.to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
         height, width = self.grid((images.shape[2], images.shape[3]))
         at = grid_at(height, width, self.config.tokens, images.device)
         x = self.embed_norm(self.position.embed(x, at))

@@ -135,7 +135,7 @@ class Whisper(nn.Module):
                 "cut the sound into windows"
             )
         if lengths is None:
-            lengths = torch.full((len(sound),), frames, device=sound.device)
+            lengths = torch.full((sound.shape[0],), frames, device=sound.device)
         real = Padding.of(lengths, frames)
         if self.config.full_window:
             sound, real = F.pad(zero_padding(sound, real), (0, 0, 0, most - frames)), None

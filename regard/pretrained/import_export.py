@@ -27,7 +27,11 @@ from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizer
 from regard.settings import fill, setting
 
 # format -> the settings it takes beside out
-_EXPORTS = {"ctranslate2": {"quantization"}, "huggingface": {"dtype", "max_shard"}}
+_EXPORTS = {
+    "ctranslate2": {"quantization"},
+    "huggingface": {"dtype", "max_shard"},
+    "onnx": {"task"},  # written by regard.onnx
+}
 
 # an encoder of images within what it was trained by, from a folder, a model and its config
 Whole = Callable[[Path, nn.Module, dict[str, Any]], Any]
@@ -53,6 +57,19 @@ class ExportSettings:
         "ctranslate2: type of the weights",
         choices="regard.pretrained.ctranslate2:QUANTIZATIONS",
     )
+    task: str | None = setting(
+        None, "onnx: embed for the vectors of a model of another task", choices=("embed",)
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "ExportSettings":
+        """Settings that a user gave, or a refusal of what is not for the format."""
+        settings = fill(cls, given)
+        if settings.out is None:
+            raise UsageError("out is missing; add out=FOLDER for the exported model")
+        for key in sorted(given.keys() - {"format", "out"} - _EXPORTS[settings.format]):
+            raise UsageError(f"{key}= is not for format={settings.format}; leave it out")
+        return settings
 
 
 def read_checkpoint(
@@ -123,13 +140,9 @@ def _card(config: dict[str, Any], model: nn.Module) -> str:
     )
 
 
-def export_model(folder: Path, given: Mapping[str, Any], whole: Whole) -> Path:
+def export_model(folder: Path, settings: ExportSettings, whole: Whole) -> Path:
     """Write the model of a folder for another tool, and return where."""
-    settings = fill(ExportSettings, given)
-    if settings.out is None:
-        raise UsageError("out is missing; add out=FOLDER for the exported model")
-    for key in sorted(given.keys() - {"format", "out"} - _EXPORTS[settings.format]):
-        raise UsageError(f"{key}= is not for format={settings.format}; leave it out")
+    assert settings.out is not None
     if is_foreign(folder):
         model, config, tokenizers = read_checkpoint(folder)
     else:

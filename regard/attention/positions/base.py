@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from regard.attention.masks import Mask
 from regard.attention.once import once
+from regard.attention.shapes import has_numbers
 from regard.errors import UsageError
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -156,7 +157,7 @@ def count_up(q_at: Tensor, k_at: Tensor) -> bool:
     """True if queries and keys are the same places (l, 1), each one further than the last."""
     if q_at is not k_at or q_at.ndim != 2 or q_at.shape[-1] != 1:
         return False
-    return q_at.is_meta or once(lambda: bool((q_at.diff(dim=0) == 1).all()), q_at)
+    return not has_numbers(q_at) or once(lambda: bool((q_at.diff(dim=0) == 1).all()), q_at)
 
 
 def distance_range(distances: Tensor) -> tuple[int, int]:

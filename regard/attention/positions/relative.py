@@ -13,7 +13,7 @@ from regard.attention.positions.base import (
     for_heads,
     relative_distance,
 )
-from regard.attention.shapes import repeat_kv
+from regard.attention.shapes import has_numbers, repeat_kv
 from regard.errors import UsageError, lookup
 from regard.settings import setting
 
@@ -94,7 +94,7 @@ class XL(Position):
             places = self._places(torch.arange(last, -last - 1, -1, device=q.device), q.dtype)
             # all sentences in one product for each head
             products = q.transpose(0, 1).flatten(1, 2) @ places.mT
-            return shifted(products.unflatten(1, (len(q), -1))).transpose(0, 1)
+            return shifted(products.unflatten(1, (q.shape[0], -1))).transpose(0, 1)
         distances = relative_distance(q_at, k_at)
         low, count = distance_range(distances)
         places = self._places(torch.arange(low, low + count, device=q.device), q.dtype)
@@ -115,6 +115,10 @@ def shifted(products: Tensor) -> Tensor:
     """
     products = products.contiguous()
     *lead, length, count = products.shape
+    if torch.compiler.is_exporting():  # a program is told no strides
+        at = torch.arange(length, device=products.device)
+        at = (at - at.unsqueeze(1) + length - 1).expand(*lead, -1, -1)
+        return products.gather(-1, at)
     strides = (*products.stride()[:-2], count - 1, 1)
     return products.as_strided((*lead, length, length), strides, length - 1)
 
@@ -234,7 +238,7 @@ class Disentangled(Position):
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
         """Scores of queries with distances, and of distances with keys."""
         rows = self.rows(relative_distance(q_at, k_at))
-        low, count = (0, 2 * self.side) if rows.is_meta else distance_range(rows)
+        low, count = distance_range(rows) if has_numbers(rows) else (0, 2 * self.side)
         assert project is not None
         at_q, at_k = project(self.norm(self.table.weight[low : low + count]))
         rows = for_heads(rows - low, q)
