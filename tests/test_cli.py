@@ -277,14 +277,6 @@ def test_the_package_is_imported_in_milliseconds_and_without_torch():
     assert loaded.returncode == 0
 
 
-@pytest.mark.parametrize("name", [n for n in regard.__all__ if n.islower()])
-def test_a_verb_of_the_library_is_a_function_with_a_signature_and_a_docstring(name):
-    function = getattr(regard, name)
-    assert inspect.isfunction(function)
-    assert name.startswith("list_") or inspect.signature(function).parameters
-    assert inspect.getdoc(function)
-
-
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         regard.nothing  # noqa: B018
@@ -296,11 +288,6 @@ def test_output_is_utf8_in_any_locale():
         program(r"print('\u4f60\u597d')"), capture_output=True, env=environment, check=True
     )
     assert answer.stdout.decode() == "你好\n"
-
-
-def test_module_and_script_are_the_same_program():
-    assert command("--version").stdout == f"regard {regard.__version__}\n"
-    assert cli.main is main
 
 
 def test_the_page_of_what_is_trained_is_its_own(capsys):

@@ -13,7 +13,6 @@ from regard.errors import UsageError
 from regard.settings import ALIASES, describe
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
-from regard.tasks.prepare import Report
 from regard.training import progress
 from regard.training.run_folder import locked
 
@@ -116,16 +115,6 @@ def test_a_line_comes_every_half_minute_where_there_is_no_terminal(monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_a_comparison_says_what_it_does(table, tmp_path, capsys):
-    how = {"data": str(table), "steps": 2, "size": "tiny", "pieces": 300}
-    regard.compare("classify", out=tmp_path / "c", seeds=1, norm=["layer", "rms"], **how)
-    err = capsys.readouterr().err
-    assert "2 runs in" in err and "norm=rms, seed 1: begins" in err and "1 of 2 runs" in err
-    again = tmp_path / "d"
-    regard.compare("classify", out=again, seeds=1, norm=["layer", "rms"], quiet=True, **how)
-    assert capsys.readouterr().err == ""
-
-
 def test_recipes_are_a_table_that_fits(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["recipes"]) == 0
@@ -135,11 +124,6 @@ def test_recipes_are_a_table_that_fits(capsys, monkeypatch):
     assert any("Gives: " in line for line in lines) and any("Takes: " in line for line in lines)
     assert main(["--json", "recipes"]) == 0
     assert "Command:" in json.loads(capsys.readouterr().out)["sst2"]
-
-
-def test_one_step_is_one_step():
-    assert "finished after 1 step;" in str(Report("x", 1, 1, True, {"loss": 1.0}))
-    assert "finished after 2 steps" in str(Report("x", 2, 2, True, {}))
 
 
 def test_nothing_is_written_to_stderr_at_exit(tmp_path):

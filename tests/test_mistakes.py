@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import resource
 import shutil
@@ -35,24 +34,6 @@ def all_files(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def config(**changes) -> Callable[[], None]:
-    """Return what changes config.json, with `block_` for what lies in the block."""
-
-    def spoil() -> None:
-        path = Path("model/config.json")
-        whole = json.loads(path.read_text())
-        for key, value in changes.items():
-            if key.startswith("block_"):
-                whole["model"]["block"][key.removeprefix("block_")] = value
-            elif key in whole["model"] or key.startswith("model_"):
-                whole["model"][key.removeprefix("model_")] = value
-            else:
-                whole[key] = value
-        path.write_text(json.dumps(whole))
-
-    return spoil
 
 
 def put(path: str, content: bytes | str | None) -> Callable[[], None]:
@@ -110,56 +91,17 @@ TABLE = {
         "data: no config.json, so there is no",
     ),
     "config is no JSON": (put("model/config.json", "{"), RUN, "model/config.json: not JSON"),
-    "config is a list": (put("model/config.json", "[1]"), RUN, "expected a JSON object"),
-    "config is nested without end": (put("model/config.json", "[" * 99_999), RUN, "not JSON"),
-    "config is empty": (put("model/config.json", ""), RUN, "model/config.json: not JSON"),
-    "config is binary": (put("model/config.json", b"\xff\xfe\0"), RUN, "not JSON"),
-    "config of the future": (config(regard_format=99), RUN, "regard_format is 99"),
-    "config of an unknown family": (config(family="rnn"), RUN, "unknown family 'rnn'"),
-    "config of a strange family": (config(family=["a"]), RUN, "unknown family ['a']"),
-    "config of an unknown task": (config(task="cook"), RUN, "unknown task 'cook'"),
-    "config of a strange task": (config(task={}), RUN, "unknown task {}"),
-    "config with an unknown key": (config(model_wdith=3), RUN, "unknown key 'wdith'"),
-    "config with a wrong type": (config(block_width="wide"), RUN, "block.width='wide' is not a"),
-    "config with half a head": (config(block_heads=1.5), RUN, "heads=1.5 is not a whole number"),
-    "config with no width": (config(block_width=0), RUN, "block.width=0 is too small"),
-    "config with negative depth": (config(encoder_depth=-1), RUN, "encoder_depth=-1 is too small"),
-    "config whose heads do not divide": (config(block_heads=3), RUN, "heads=3"),
-    "config of a trillion parameters": (
-        config(block_width=100_000, block_ffn_width=400_000, block_heads=4, encoder_depth=20),
-        RUN,
-        "parameters",
-    ),
-    "config of a million layers": (config(encoder_depth=10**6), RUN, "encoder_depth=1000000 is"),
-    "config with an unknown norm": (config(block_norm="rmss"), RUN, "unknown norm 'rmss'"),
-    "config with an unknown position": (config(position="roap"), RUN, "unknown position 'roap'"),
-    "weights missing": (put("model/model.safetensors", None), RUN, "model.safetensors: no such"),
-    "weights empty": (put("model/model.safetensors", ""), RUN, "damaged or cut short"),
     "weights truncated": (cut("model/model.safetensors", 0.7), RUN, "damaged or cut short"),
-    "weights cut in the header": (cut("model/model.safetensors", 0.01), RUN, "damaged or cut"),
-    "weights are noise": (put("model/model.safetensors", b"\xff" * 4096), RUN, "damaged or cut"),
-    "weights of another model": (config(block_ffn_width=48), RUN, "does not fit config.json"),
-    "tokenizer missing": (put("model/tokenizer.json", None), RUN, "tokenizer.json: no such file"),
-    "tokenizer broken": (cut("model/tokenizer.json", 0.5), RUN, "model/tokenizer.json"),
-    "tokenizer of something else": (put("model/tokenizer.json", "{}"), RUN, "tokenizer.json"),
-    "generation broken": (put("model/generation_config.json", "{"), RUN, "not JSON"),
     # how to run it
     "unknown key": (fine, [*RUN, "baem=3"], "unknown key 'baem'; did you mean 'beam'?"),
     "text that looks like a setting": (fine, ["run", "model", "E=mc2"], "goes after --"),
     "beam of nothing": (fine, [*RUN, "beam=0"], "beam=0 is too small; it must be at least 1"),
     "beam below nothing": (fine, [*RUN, "--beam", "-3"], "beam=-3 is too small"),
-    "beam in words": (fine, [*RUN, "beam=five"], "beam='five' is not a whole number"),
     "beam without bounds": (fine, [*RUN, "beam=1000000000"], "beam=1000000000 is too large"),
     "more answers than hypotheses": (fine, [*RUN, "beam=2", "n_best=3"], "n_best"),
     "no length": (fine, [*RUN, "max_length=0"], "max_length=0 is too small"),
-    "scores perhaps": (fine, [*RUN, "scores=perhaps"], "scores='perhaps' is not true or false"),
-    "alignments of a pyramid": (fine, [*RUN, "alignments=cheops"], "unknown alignments 'cheops'"),
-    "unknown penalty": (fine, [*RUN, "length_penalty=gmnt"], "Did you mean 'gnmt'?"),
-    "penalty without end": (fine, [*RUN, "alpha=inf"], "alpha='inf' is not a finite number"),
     # what to train on
     "unknown task": (fine, ["train", "translat"], "unknown task or recipe 'translat'"),
-    "no data": (fine, ["train", "translate"], "data is missing; add data="),
-    "data missing": (fine, [*TRAIN[:2], "data=date"], "date"),
     "data in an empty folder": (lambda: Path("empty").mkdir(), [*TRAIN[:2], "data=empty"], "empty"),
     "languages not there": (fine, [*TRAIN, "from=fr", "to=de"], "fr"),
     "uneven files": (cut("data/train.de", 0.6), TRAIN, "data/train"),
@@ -189,19 +131,10 @@ TABLE = {
         "x.tsv.gz",
     ),
     # how to train
-    "unknown setting": (fine, [*TRAIN, "dropuot=0"], "unknown key 'dropuot'; did you mean"),
-    "steps in words": (fine, [*TRAIN[:4], "steps=ten"], "steps='ten' is not a whole number"),
     "no steps": (fine, [*TRAIN[:4], "steps=0"], "steps=0 is too small"),
     "no time": (fine, [*TRAIN[:4], "minutes=-1"], "minutes=-1.0 is too small"),
-    "time without end": (fine, [*TRAIN[:4], "minutes=inf"], "minutes='inf' is not a finite"),
     "no rate": (fine, [*TRAIN, "lr=-1"], "lr=-1.0 is too small"),
-    "rate of no number": (fine, [*TRAIN, "lr=nan"], "lr='nan' is not a finite number"),
     "all dropped": (fine, [*TRAIN, "dropout=1.5"], "dropout=1.5 is too large"),
-    "unknown size": (fine, [*TRAIN, "size=huge"], "unknown size 'huge'; choose from"),
-    "unknown norm": (fine, [*TRAIN, "norm=rmss"], "unknown norm 'rmss'; choose from"),
-    "unknown position": (fine, [*TRAIN, "position=roap"], "unknown position 'roap'"),
-    "unknown schedule": (fine, [*TRAIN, "schedule=steep"], "unknown schedule 'steep'"),
-    "unknown tokenizer": (fine, [*TRAIN, "tokenizer=word"], "'word'"),
     "unknown device": (fine, [*TRAIN, "device=abacus"], "device"),
     "unknown dtype": (fine, [*TRAIN, "dtype=float99"], "dtype"),
     "no threads": (fine, [*TRAIN[:4], "threads=0"], "threads=0 is too small"),
@@ -209,9 +142,7 @@ TABLE = {
     "heads that do not divide": (fine, [*TRAIN[:4], "width=10", "heads=3"], "heads=3"),
     "negative vocabulary": (fine, [*TRAIN[:4], "pieces=-5"], "pieces=-5 is too small"),
     "no budget": (fine, [*TRAIN, "batch_tokens=0"], "batch_tokens=0 is too small"),
-    "quiet as a setting": (fine, [*TRAIN, "quiet=yes"], "unknown key 'quiet'; write --quiet"),
     "the task by its inner name": (fine, [*TRAIN, "task_or_recipe=x"], "key 'task_or_recipe'"),
-    "a setting twice": (fine, [*TRAIN, "steps=3"], "steps is given twice"),
     "init missing": (fine, [*TRAIN, "init=nowhere"], "nowhere"),
     "init of another shape": (
         fine,
@@ -219,17 +150,12 @@ TABLE = {
         "init=model",
     ),
     # judging
-    "judged on nothing": (fine, ["eval", "model"], "data is missing; add data="),
-    "judged on missing data": (fine, ["eval", "model", "data=nowhere"], "nowhere"),
     "judged without a test part": (
         lambda: [path.unlink() for path in Path("data").glob("test.*")],
         ["eval", "model", "data=data"],
         "test",
     ),
-    "judged on an unknown part": (fine, [*EVAL, "part=tset"], "tset"),
-    "judged by an unknown measure": (fine, [*EVAL, "tokenise=14a"], "unknown tokenise '14a'"),
     "judged against nobody": (fine, [*EVAL, "against=nobody"], "no model 'nobody'"),
-    "judged with an unknown key": (fine, [*EVAL, "baem=3"], "unknown key 'baem'; did you mean"),
     "judged by name twice": (fine, [*EVAL, "model=other"], "unknown key 'model'"),
     # looking
     "a layer that is not there": (fine, [*LOOK, "layers=9"], "9"),
@@ -298,24 +224,16 @@ def run_lines(data: bytes, capsys, monkeypatch, *words: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"caf\xe9", "standard input:4: not UTF-8 (byte 0xe9 at column 4)"),
-        (b"a\0b", "standard input:4: a NUL byte"),
-        (b"x" * 1_000_001, "standard input:4: a line of over 1,000,000 characters"),
-    ],
-)
-def test_lines_before_a_bad_one_are_answered(place, capsys, monkeypatch, line, message):
+def test_lines_before_a_bad_one_are_answered(place, capsys, monkeypatch):
     start = b"a dog\n\nthe cat\n"
     code, alone, _ = run_lines(start, capsys, monkeypatch)
     assert code == 0
     assert alone.count("\n") == 3
     assert alone.split("\n")[1] == ""
-    code, out, err = run_lines(start + line + b"\nthe end\n", capsys, monkeypatch)
+    code, out, err = run_lines(start + b"caf\xe9\nthe end\n", capsys, monkeypatch)
     assert code == 2
     assert out == alone
-    assert message in err and err.count("\n") == 1
+    assert "standard input:4: not UTF-8" in err and err.count("\n") == 1
 
 
 def test_an_empty_line_is_an_empty_line(place, capsys, monkeypatch):
@@ -328,27 +246,6 @@ def test_a_wrong_setting_is_refused_before_a_line_is_read(place, capsys, monkeyp
     code, out, err = run_lines(b"", capsys, monkeypatch, "beam=0")
     assert (code, out) == (2, "")
     assert "beam=0 is too small" in err
-
-
-def test_json_lines_keep_what_they_bring(place, capsys, monkeypatch):
-    lines = [{"id": 7, "src": "a dog", "tgt": "god a"}, {"src": "", "more": [1, {"a": None}]}]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    code, out, err = run_lines(data, capsys, monkeypatch, "n_best=2", "scores=yes")
-    assert (code, err) == (0, "")
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert (answers[0]["id"], answers[0]["src"], answers[0]["tgt"]) == (7, "a dog", "god a")
-    assert answers[0]["prediction"] == answers[0]["n_best"][0]["prediction"]
-    scores = [each["score"] for each in answers[0]["n_best"]]
-    assert scores == sorted(scores, reverse=True) and len(scores) == 2
-    assert (answers[1]["prediction"], answers[1]["more"]) == ("", [1, {"a": None}])
-
-
-def test_answers_have_as_many_lines_as_were_asked_for(place, capsys, monkeypatch):
-    code, out, _ = run_lines(b"a dog\nthe cat\n", capsys, monkeypatch, "n_best=3", "scores=true")
-    assert code == 0
-    rows = [line.split(" ||| ") for line in out.split("\n")[:-1]]
-    assert [len(row) for row in rows] == [2] * 6
-    assert all(float(one[1]) >= float(two[1]) for one, two in zip(rows[:2], rows[1:3], strict=True))
 
 
 def limited(

@@ -81,14 +81,6 @@ def sentences(count: int, spoilt: float) -> tuple[list[str], list[str]]:
     return references, outputs
 
 
-def test_a_system_does_not_differ_from_itself():
-    references, outputs = sentences(60, 0.2)
-    for found in compare_bleu(outputs, outputs, [references], "en", samples=200):
-        assert found.p > 0.95
-        assert found.ours == found.theirs
-        assert found.low < found.ours < found.high
-
-
 def test_a_clearly_better_system_is_told_apart():
     references, bad = sentences(60, 0.4)
     good = sentences(60, 0.1)[1]
@@ -101,12 +93,6 @@ def test_a_clearly_better_system_is_told_apart():
     assert "bs:200" in bleu.signature and "tok:13a" in bleu.signature
     back = compare_bleu(bad, good, [references], "en", samples=200)[0]
     assert back.ours < back.theirs and back.p < 0.05
-
-
-def test_a_slightly_better_system_is_not():
-    references, outputs = sentences(60, 0.3)
-    other = [references[0], *outputs[1:]]
-    assert compare_bleu(other, outputs, [references], "en", samples=200)[0].p > 0.05
 
 
 # A model on a test set

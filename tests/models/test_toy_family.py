@@ -1,11 +1,7 @@
 """A family is one file and one row: it is trained, run, judged, counted and looked at."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,24 +105,6 @@ def test_it_trains_runs_is_judged_and_looked_at_by_the_command_line(toy: Toy, tm
     with regard.watch(model) as maps:
         model.run(toy.input)
     assert maps["attention"].weights().shape[:2] == (1, 2)
-
-
-def test_it_resumes_to_the_bit_after_a_kill(toy: Toy, tmp_path):
-    words = [*toy.train, "steps=60", "valid_every=20", "save_every=0"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
-
-    def start(name: str) -> subprocess.Popen:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen([*COMMAND, *words, f"out={tmp_path / name}"], env=env, **quiet)
-
-    first = start("a")
-    while first.poll() is None and len(list(tmp_path.glob("a/checkpoints/step-*"))) < 2:
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL
-    assert all(start(name).wait() == 0 for name in ("a", "b"))
-    both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
-    assert both[0] == both[1]
 
 
 def test_what_it_does_not_serve_is_refused_by_name(tmp_path, capsys):

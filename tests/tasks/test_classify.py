@@ -1,8 +1,6 @@
 """Laws of labelling texts: neighbours never matter, scores equal loops, bad data names its line."""
 
-import gzip
 import json
-import lzma
 import math
 import random
 from collections import Counter
@@ -17,7 +15,6 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import regard
-from regard.cli import main
 from regard.data.features import WordFeatures, split_words
 from regard.data.labelled import ExampleFormat, ExampleReader, load_labelled
 from regard.data.rows import RowEncoder, TextBatches
@@ -174,25 +171,6 @@ def test_a_text_that_is_too_long_is_read_up_to_there_and_the_user_is_told(classi
     assert long.probabilities == pytest.approx(short.probabilities, abs=1e-6)
     assert long.cut and not short.cut and long.record(classifier.check({}))["cut"] is True
     assert "1 of 1 texts were cut at 10 pieces" in capsys.readouterr().err
-
-
-def test_gold_labels_are_kept_and_answers_of_an_evaluation_are_written(
-    trained, data, tmp_path, capsys
-):
-    rows = [{"text": "a red dog", "label": "BLUE", "id": 1}, {"text": "the blue cat", "id": 2}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["run", str(trained), str(tmp_path / "in.jsonl")]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row.get("label") for row in told] == ["BLUE", None]
-    assert [row["prediction"] for row in told] == ["RED", "BLUE"]
-    result = regard.evaluate(trained, data=str(data), outputs=tmp_path / "out.txt")
-    lines = (tmp_path / "out.txt").read_text().splitlines()
-    assert len(lines) == result.sentences and set(lines) <= set(result.labels)
-    regard.evaluate(trained, data=str(data), outputs=tmp_path / "out.jsonl")
-    full = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["prediction"] for row in full] == lines
-    right = sum(row["prediction"] == row["label"] for row in full)
-    assert 100 * right / len(full) == pytest.approx(result["accuracy"])
 
 
 def test_a_picture_shows_every_layer_and_the_chances(classifier):
@@ -456,12 +434,9 @@ WANTED = [("good film", ("pos",)), ("bad, bad", ("neg",))]
         ("a", '{"q": "good film", "y": "pos"}\n{"q": "bad, bad", "y": "neg"}', {"columns": "q,y"}),
     ],
 )
-@pytest.mark.parametrize("pack", [None, gzip, lzma])
-def test_every_form_of_a_file_gives_the_same_texts(tmp_path, name, content, settings, pack):
-    end = {None: "", gzip: ".gz", lzma: ".xz"}[pack]
-    data = content.encode()
-    path = tmp_path / (name + end)
-    path.write_bytes(data if pack is None else pack.compress(data))
+def test_every_form_of_a_file_gives_the_same_texts(tmp_path, name, content, settings):
+    path = tmp_path / name
+    path.write_text(content)
     found, _, several = read(path, **settings)
     assert found == WANTED and not several
 
@@ -550,19 +525,6 @@ def test_labels_that_cannot_be_learnt_are_refused(tmp_path, content, told):
     write_tsv(tmp_path / "valid.tsv", [("x", "a")])
     with pytest.raises(UsageError, match=told):
         regard.train("classify", data=str(tmp_path), out=str(tmp_path / "run"), quiet=True)
-
-
-def test_without_a_validation_part_one_is_split_off_by_hash(tmp_path):
-    write_tsv(tmp_path / "all.tsv", rows(200, 1) + rows(20, 1))
-    reader = ExampleReader(ExampleFormat())
-    for valid, share in ((None, 0.2), ("0.25", 0.25)):
-        found = load_labelled(str(tmp_path / "all.tsv"), reader, valid=valid)
-        train, held = ({e.text for e in found.parts[name]} for name in ("train", "valid"))
-        assert not train & held and len(train | held) == len(set(dict(rows(200, 1))))
-        assert len(held) / 200 == pytest.approx(share, abs=0.08) and held
-        assert "were split off train by hash" in found.notes[-1]
-    again = load_labelled(str(tmp_path / "all.tsv"), reader, valid="0.25")
-    assert again.sha == found.sha
 
 
 def test_a_split_by_whole_texts_leaves_no_part_of_them_in_train(tmp_path):

@@ -442,12 +442,8 @@ def test_every_position_just_works(home, tmp_path, position):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": "reverse"}, "unknown objective 'reverse'; choose from causal, masked"),
         ({"like": "gtp2"}, "unknown preset 'gtp2'.*Did you mean 'gpt2'"),
-        ({"tokenizer": "words"}, "unknown tokenizer 'words'"),
         ({"context": 1}, "context=1 is too small"),
-        ({"data": "nowhere.txt"}, "nowhere.txt: no such file"),
-        ({"data": None}, "data is missing; add data=FILE or data=FOLDER with text"),
         ({"valid": "2"}, "valid=2 is neither a file nor a share"),
         ({"position": "cope", "objective": "masked"}, "cope"),
     ],
@@ -842,20 +838,6 @@ def test_a_decoder_alone_has_one_vocabulary(home, prefixed, tmp_path):
 # The command line
 
 
-def test_lines_in_lines_out(home, model, capsys, monkeypatch):
-    class Input:
-        buffer = io.BytesIO("The dog\n\nA café\n".encode())
-
-        @staticmethod
-        def isatty():
-            return False
-
-    monkeypatch.setattr("sys.stdin", Input)
-    assert main(["run", str(home / "characters"), "max_length=70", "seed=2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and lines[0].startswith("The dog") and lines[2].startswith("A café")
-
-
 def test_json_lines_keep_their_fields_and_hold_conversations(home, model, capsys, monkeypatch):
     rows = [{"text": "The", "id": 7}, {"messages": [{"role": "user", "content": "A"}], "id": 8}]
 
@@ -872,17 +854,6 @@ def test_json_lines_keep_their_fields_and_hold_conversations(home, model, capsys
     assert [row["id"] for row in told] == [7, 8]
     assert all(isinstance(row["prediction"], str) for row in told)
     assert told[0]["text"] == "The" and told[1]["messages"] == rows[1]["messages"]
-
-
-def test_help_shows_the_keys_of_the_task(home, model, capsys):
-    assert main(["train", "language", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "objective" in told and "valid_tokens" in told and "label_smoothing" in told
-    assert "vocabularies" not in told
-    assert main(["run", str(home / "characters"), "--help"]) == 0
-    assert "repetition_penalty" in capsys.readouterr().out
-    assert main(["eval", "language", "--help"]) == 0
-    assert "bytes" not in capsys.readouterr().out
 
 
 # Real weights

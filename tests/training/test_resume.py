@@ -366,12 +366,8 @@ def test_a_finished_run_says_so_and_changes_nothing(home, reference):
         ("lr", 0.02, "0.01"),
         ("seed", 5, "1"),
         ("steps", 50, "40"),
-        ("batch_tokens", 300, "200"),
         ("bpe_dropout", 0.0, "0.1"),
-        ("ema", 0.0, "0.9"),
-        ("dropout", 0.3, "0.1"),
         ("width", 64, "32"),
-        ("label_smoothing", 0.2, "0.1"),
     ],
 )
 def test_other_settings_are_refused_by_name(home, reference, key, value, was):
