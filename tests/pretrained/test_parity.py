@@ -285,7 +285,7 @@ def test_drawing_as_a_checkpoint_wants(tmp_path: Path):
 
 @pytest.mark.parametrize("model_type", parity.CASES)
 def test_some_draws_are_equal_or_refused(model_type: str):
-    counted = parity.sweep(model_type, 2)
+    counted = parity.sweep(model_type, 3)
     assert counted["wrong"] == 0
 
 
