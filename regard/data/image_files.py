@@ -35,6 +35,7 @@ from regard.data.media import (
     MOST_FILES,
     Media,
     MediaFiles,
+    MediaOptions,
     cell_bytes,
     find_media_parts,
     is_set,
@@ -43,7 +44,7 @@ from regard.data.media import (
 from regard.data.pairs import PairReader
 from regard.data.parts import PARTS, part_named
 from regard.data.sound_streams import begins_as_sound
-from regard.data.table import BadRow, Table, is_saved
+from regard.data.table import BadRow, Table, is_folder
 from regard.errors import UsageError
 
 MOST_STORED = 4 * 2**30  # bytes of a set that is kept decoded; a larger one is read from its files
@@ -107,17 +108,12 @@ class ImageFiles(MediaFiles):
 
 
 @dataclass(frozen=True)
-class ImageOptions:
-    """How the files of a set are to be taken."""
+class ImageOptions(MediaOptions):
+    """How the images of a set are to be taken."""
 
-    columns: str | None = None  # of a table: path and label
-    names: tuple[str, ...] = ()  # of labels that are numbers
     tile: int = 32  # pixels of an image in a mosaic
-    broken: str = "refuse"
     labelled: bool = True  # else images alone will do
     mosaics: bool = True  # else each file is one image, whatever its name
-    header: bool | None = None  # whether a table has one
-    most: int | None = None  # files to look at, spread over all
 
 
 # what reads a part, once it is needed
@@ -134,25 +130,14 @@ def holds_images(data: Any) -> bool:
 
 def kind_of_set(path: Path) -> str:
     """Return which kind of set lies at a path, or nothing."""
-    if path.is_file() or is_saved(path):
-        if _IDX.search(path.name):
-            return "idx"
-        if _IMAGES.named(path.name):
-            return "one"
-        return "table" if _IMAGES.listed_in(path) else ""
-    if not path.is_dir():
-        return ""
-    names = [entry.name for entry in islice(os.scandir(path), 10_000)]
+    names = [path.name]
+    if is_folder(path):
+        names = [entry.name for entry in islice(os.scandir(path), 10_000)]
     if any(_IDX.search(name) for name in names):
         return "idx"
-    if any(_MOSAIC.fullmatch(name) for name in names):
+    if is_folder(path) and any(_MOSAIC.fullmatch(name) for name in names):
         return "mosaics"
-    tables = [file for some in _IMAGES.tables(path).values() for file in some]
-    if any(_IMAGES.listed_in(file) for file in tables):
-        return "table"
-    folders = sorted(name for name in names if not name.startswith(".") and (path / name).is_dir())
-    loose = not tables and any(_IMAGES.named(name) for name in names)
-    return "folders" if loose or any(_IMAGES.lie_in(path / name) for name in folders) else ""
+    return _IMAGES.kind_of_set(path)
 
 
 # Where its parts are

@@ -18,11 +18,18 @@ from regard.data.image_files import (
     find_image_parts,
 )
 from regard.data.image_format import BrokenImage, ImageFormat
-from regard.data.media import BROKEN, in_threads, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
+from regard.data.media import in_threads
+from regard.data.media_sets import (
+    MediaRows,
+    MediaSet,
+    labels_of,
+    load_media,
+    note_broken,
+    rounded_stats,
+)
 from regard.data.parts import PartsAsked
 from regard.data.store import ImageStore, build_image_store, store_key
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 
 _USUAL = 64  # pixels to which photos are brought that are not all of one size
 _LARGEST = 256  # pixels of images that are taken as they are
@@ -96,6 +103,7 @@ class Images(MediaRows):
 class ImageData(MediaSet[Images]):
     """The images of each part, the names of their labels, and their format."""
 
+    word = "image"
     format: ImageFormat
 
 
@@ -114,18 +122,13 @@ def load_images(
     else they are those of train. Decoded images are kept in the cache folder.
     """
     options = options or ImageOptions()
-    format = (format or ImageFormat()).check()
-    lookup("broken", options.broken, BROKEN)
-    readers, shares = find_image_parts(data, asked.get("valid"), asked.get("test"), options)
-    loaded = ImageData({}, format, classes=list(classes or []))
+    loaded = ImageData({}, (format or ImageFormat()).check(), classes=list(classes or []))
 
     def decode(name: str, files: ImageFiles) -> Images:
         loaded.format = settle_format(loaded.format, files, loaded.notes)
         return _decode_part(name, files, loaded, options, cache)
 
-    names = options.names if classes is None and options.labelled else None
-    more = {"names": names, "shares": shares, "asked": asked}
-    return load_media(loaded, data, "image", readers, decode, **more)
+    return load_media(loaded, data, find_image_parts, decode, options, asked)
 
 
 def settle_format(format: ImageFormat, files: ImageFiles, notes: list[str]) -> ImageFormat:
@@ -150,19 +153,14 @@ def _decode_part(
     name: str, files: ImageFiles, data: ImageData, options: ImageOptions, cache: Path | None
 ) -> Images:
     """Decode a part, or open it decoded, and number its labels."""
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    if options.labelled:
-        labels = torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
+    labels = labels_of(files, data, options)
     pixels, stored = _decoded(files, data.format, options.broken, cache)
     rows = np.arange(len(files))
     if stored is not None and stored.gaps:
         if options.broken == "refuse":
             raise BrokenImage(f"{stored.why}; or leave such files out: broken=skip")
-        count = f"{len(stored.gaps):,} broken images of the {name} part left out"
-        data.notes.append(f"{count}; the first: {stored.why}")
         rows = np.delete(rows, stored.gaps)
-        if not len(rows):
-            raise UsageError(f"no image of the {name} part can be read; {stored.why}")
+        note_broken(data, name, len(stored.gaps), stored.why, len(rows))
     return Images(files, rows, labels[torch.from_numpy(rows)], data.format, pixels)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
 from regard.data.store import store_key
-from regard.data.table import Table, Value, is_folder
+from regard.data.table import Table, Value, is_folder, is_saved
 from regard.errors import UsageError, nearest
 from regard.files import refuse
 
@@ -25,6 +25,17 @@ LABELS = ("label", "labels", "class", "category", "target")
 BROKEN = {"refuse": None, "skip": None}
 
 Files = TypeVar("Files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOptions:
+    """How the files of a set are to be taken."""
+
+    columns: str | None = None  # of a table: path, and label or transcript
+    header: bool | None = None  # whether a table has one
+    names: tuple[str, ...] = ()  # of labels that are numbers
+    broken: str = "refuse"  # or skip
+    most: int | None = None  # files to look at, spread over all
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,21 @@ class Media:
         if not surely:
             return any(map(self.columns, values))
         return bool(values) and all(self.columns(value) for value in values[1:] or values)
+
+    def kind_of_set(self, path: Path, surely: bool = True) -> str:
+        """Kind of the set at a path, or nothing; not surely, if such files are expected."""
+        if path.is_file() or is_saved(path):
+            if self.named(path.name):
+                return "one"
+            return "table" if self.listed_in(path, surely) else ""
+        if not path.is_dir():
+            return ""
+        tables = [file for some in self.tables(path).values() for file in some]
+        if any(self.listed_in(file, surely) for file in tables):
+            return "table"
+        loose = any(self.named(entry.name) for entry in islice(os.scandir(path), 10_000))
+        folders = (path / name for name in class_folders(path))
+        return "folders" if (loose and not tables) or any(map(self.lie_in, folders)) else ""
 
     def columns(self, value: Value) -> list[Any]:
         """Return the columns or keys of a row that hold such a file, or the name of one."""

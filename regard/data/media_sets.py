@@ -2,20 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.media import class_names
+from regard.data.media import BROKEN, class_names, label_numbers
 from regard.data.parts import NEEDED, Dataset, PartReader, PartsAsked, load_parts
 from regard.data.split import RowSplitter
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 
 
 class MediaRows:
@@ -65,6 +65,7 @@ class MediaSet(Dataset[R], Generic[R]):
     `format.key()` is what of it makes other data of the same files.
     """
 
+    word: ClassVar[str]  # what its files are: image or sound
     format: Any
 
     @cached_property
@@ -76,6 +77,22 @@ class MediaSet(Dataset[R], Generic[R]):
 
 
 S = TypeVar("S", bound=MediaSet[Any])
+
+
+def labels_of(files: Any, data: MediaSet[Any], options: Any) -> Tensor:
+    """Numbers of the labels of files, 0 where these are of no concern."""
+    if not options.labelled:
+        return torch.zeros(len(files), dtype=torch.int64)
+    return torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
+
+
+def note_broken(data: MediaSet[Any], part: str, broken: int, why: str, left: int) -> None:
+    """Tell how many files of a part were left out as broken, or refuse if none are left."""
+    if broken and not left:
+        raise UsageError(f"no {data.word} of the {part} part can be read; {why}")
+    if broken:
+        count = f"{broken:,} broken {data.word}s of the {part} part left out"
+        data.notes.append(f"{count}; the first: {why}")
 
 
 def rounded_stats(mean: np.ndarray, std: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -115,28 +132,34 @@ def load_file_parts(
 def load_media(
     loaded: S,
     data: str,
-    word: str,
-    readers: Mapping[str, Callable[[], Any]],
+    find: Callable[..., tuple[Mapping[str, Callable[[], Any]], Mapping[str, float]]],
     decode: Callable[[str, Any], Any],
-    *,
-    names: Sequence[str] | None,
-    shares: Mapping[str, float],
+    options: Any,
     asked: PartsAsked,
 ) -> S:
     """Read the needed parts into a set; without one for validation, some are split off by hash.
 
-    `names` are those of labels that are numbers, or None where labels are known or of no concern.
+    Args:
+        loaded: Set to fill, with its classes if they are known.
+        data: Where it lies.
+        find: What finds the readers of its parts, and shares of train, by data, valid and test.
+        decode: What makes rows of the files of a part.
+        options: How its files are to be taken.
+        asked: Which parts are read.
     """
+    lookup("broken", options.broken, BROKEN)
+    readers, shares = find(data, asked.get("valid"), asked.get("test"), options)
+    unknown = options.labelled and not loaded.classes
 
     def read(name: str) -> Any:
         files = readers[name]()
         notes = files.all_notes()
         if not len(files):
             why = f"; {notes[-1]}" if notes else ""
-            raise UsageError(f"{data}: no {word} in the {name} part{why}")
+            raise UsageError(f"{data}: no {loaded.word} in the {name} part{why}")
         loaded.notes.extend(notes)
-        if names is not None and not loaded.classes:
-            loaded.classes = class_names({item.label for item in files.items}, names)
+        if unknown and not loaded.classes:
+            loaded.classes = class_names({item.label for item in files.items}, options.names)
         return decode(name, files)
 
-    return load_file_parts(loaded, data, word, readers, read, shares, asked)
+    return load_file_parts(loaded, data, loaded.word, readers, read, shares, asked)

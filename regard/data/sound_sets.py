@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from regard.data.media import (
     MOST_FILES,
     Media,
     MediaFiles,
+    MediaOptions,
     cell_bytes,
-    class_folders,
     find_media_parts,
     folder_parts,
     is_set,
@@ -29,7 +28,7 @@ from regard.data.media import (
 )
 from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
 from regard.data.sound_streams import begins_as_sound
-from regard.data.table import BadRow, Fault, RowFaults, Table, Value, is_saved
+from regard.data.table import BadRow, Fault, RowFaults, Table, Value
 from regard.errors import UsageError
 
 _MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
@@ -37,7 +36,7 @@ _MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
 _AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
 TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
-_SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
+SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
 
 
 class SoundItem(NamedTuple):
@@ -52,16 +51,11 @@ class SoundItem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SoundOptions:
-    """How the files of a set are to be taken."""
+class SoundOptions(MediaOptions):
+    """How the sounds of a set are to be taken."""
 
     target: str = "text"  # what is learnt of a sound: text, label or none
-    columns: str | None = None  # of a table: path and transcript or label
-    header: bool | None = None  # whether a table has one
-    names: tuple[str, ...] = ()  # of labels that are numbers
     pattern: str | None = None  # of file names with labels in them: {label}_{speaker}_{take}
-    broken: str = "refuse"  # or skip, files as well as rows of a table
-    most: int | None = None  # files to look at, spread over all
 
     @property
     def labelled(self) -> bool:
@@ -72,7 +66,7 @@ class SoundOptions:
 class SoundFiles(MediaFiles):
     """The sounds of one part of a set, each with the header of its file."""
 
-    media = _SOUNDS
+    media = SOUNDS
 
     def __init__(
         self,
@@ -109,23 +103,7 @@ class SoundFiles(MediaFiles):
 
 def holds_sounds(data: Any) -> bool:
     """Tell whether data are sounds: a table of paths, or class folders."""
-    return is_set(data, kind_of_set)
-
-
-def kind_of_set(path: Path, surely: bool = True) -> str:
-    """Return which kind of set lies at a path, or nothing; not surely, if sounds are expected."""
-    if path.is_file() or is_saved(path):
-        if _SOUNDS.named(path.name):
-            return "one"
-        return "table" if _SOUNDS.listed_in(path, surely) else ""
-    if not path.is_dir():
-        return ""
-    tables = [file for some in _SOUNDS.tables(path).values() for file in some]
-    if any(_SOUNDS.listed_in(file, surely) for file in tables):
-        return "table"
-    loose = any(_SOUNDS.named(entry.name) for entry in islice(os.scandir(path), 10_000))
-    folders = (path / name for name in class_folders(path))
-    return "folders" if (loose and not tables) or any(map(_SOUNDS.lie_in, folders)) else ""
+    return is_set(data, SOUNDS.kind_of_set)
 
 
 # Where its parts are
@@ -194,9 +172,9 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
         raise UsageError(missing(path))
     if options.pattern and path.is_dir():
         return folder_parts(path, partial(_read_named, options=options))
-    return _SOUNDS.find_parts(
+    return SOUNDS.find_parts(
         path,
-        kind_of_set(path, surely=False) == "table",
+        SOUNDS.kind_of_set(path, surely=False) == "table",
         partial(_read_table, options=options),
         partial(_read_folder, options=options),
         "a table of paths and transcripts or labels, or a folder with a folder of sounds for each "
@@ -212,7 +190,7 @@ def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
             "train.tsv, beside the sounds"
         )
     table = ", or a table of paths and labels, such as train.tsv"
-    files, notes = _SOUNDS.read_folder(folder, options.labelled, table)
+    files, notes = SOUNDS.read_folder(folder, options.labelled, table)
     return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
 
 
@@ -220,7 +198,7 @@ def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
     """Read all sounds of a folder, whose labels are in their names."""
     assert options.pattern is not None
     pattern, rows = name_pattern(options.pattern), []
-    files, _ = _SOUNDS.read_folder(folder, labelled=False)
+    files, _ = SOUNDS.read_folder(folder, labelled=False)
     for path, _ in sorted(files):
         found = pattern.fullmatch(Path(path).stem)
         if found is None:
@@ -318,9 +296,7 @@ def _choose_columns(
 ) -> tuple[tuple[Any, Any], bool]:
     """Choose the columns or keys of sound and target, and tell whether the row is a header."""
     keyed = isinstance(value, dict)
-    header = not keyed and (
-        not _SOUNDS.columns(value) if options.header is None else options.header
-    )
+    header = not keyed and (not SOUNDS.columns(value) if options.header is None else options.header)
     columns: list[Any] = list(value) if keyed else list(range(len(value)))
     names = [str(name).strip() for name in value]
     known = [name.casefold() for name in names] if keyed or header else []
@@ -345,7 +321,7 @@ def _choose_columns(
         )
 
     first = next(iter(table.cells()[1:]), value) if header else value
-    sound = choose(given[0], _AUDIO, "path of the sound", _SOUNDS.columns(first))
+    sound = choose(given[0], _AUDIO, "path of the sound", SOUNDS.columns(first))
     if options.target == "none":
         return (sound, None), header
     others = [column for column in columns if column != sound]
@@ -402,7 +378,7 @@ def path_inside(folder: Path, name: Any) -> str:
 def _look_at(rows: Sequence[_Row], options: SoundOptions, notes: list[str]) -> SoundFiles:
     """Hash sounds and look at their headers."""
     opened = [(row.where, row.content) for row in rows]
-    seen = _SOUNDS.look_at(opened, sound_info, options.broken, options.most)
+    seen = SOUNDS.look_at(opened, sound_info, options.broken, options.most)
     some = [rows[i] for i in seen.rows]
     items = [
         SoundItem(row.where, row.text, row.label, digest)

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.media import BROKEN, label_numbers
-from regard.data.media_sets import MediaRows, MediaSet, load_media, rounded_stats
+from regard.data.media_sets import (
+    MediaRows,
+    MediaSet,
+    labels_of,
+    load_media,
+    note_broken,
+    rounded_stats,
+)
 from regard.data.parts import PartsAsked
 from regard.data.sound_files import Samples
 from regard.data.sound_sets import (
@@ -21,7 +27,7 @@ from regard.data.sound_sets import (
     find_sound_parts,
 )
 from regard.data.spectrogram import SoundFormat
-from regard.errors import UsageError, lookup
+from regard.errors import lookup
 
 
 class Sounds(MediaRows):
@@ -93,6 +99,7 @@ class Sounds(MediaRows):
 class SoundData(MediaSet[Sounds]):
     """The sounds of each part, the names of their labels, and their format."""
 
+    word = "sound"
     format: SoundFormat
 
 
@@ -110,25 +117,18 @@ def load_sounds(
     and kept in memory as far as their bound allows.
     """
     options = options or SoundOptions()
-    format = (format or SoundFormat()).check()
-    lookup("broken", options.broken, BROKEN)
     lookup("target", options.target, TARGETS)
-    readers, shares = find_sound_parts(data, asked.get("valid"), asked.get("test"), options)
-    loaded = SoundData({}, format, classes=list(classes or []))
+    loaded = SoundData({}, (format or SoundFormat()).check(), classes=list(classes or []))
 
     def decode(name: str, files: SoundFiles) -> Sounds:
         return _decode_part(name, files, loaded, options)
 
-    names = options.names if classes is None and options.labelled else None
-    more = {"names": names, "shares": shares, "asked": asked}
-    return load_media(loaded, data, "sound", readers, decode, **more)
+    return load_media(loaded, data, find_sound_parts, decode, options, asked)
 
 
 def _decode_part(name: str, files: SoundFiles, data: SoundData, options: SoundOptions) -> Sounds:
     """Decode a part, and number its labels."""
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    if options.labelled:
-        labels = torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
+    labels = labels_of(files, data, options)
     lengths, decoded, broken = np.zeros(len(files), np.int64), {}, []
     for row, samples in enumerate(files.decode(data.format.rate, options.broken)):
         if isinstance(samples, str):
@@ -138,9 +138,5 @@ def _decode_part(name: str, files: SoundFiles, data: SoundData, options: SoundOp
         else:
             lengths[row], decoded[row] = len(samples), samples
     rows = np.flatnonzero(lengths)
-    if broken:
-        count = f"{len(broken):,} broken sounds of the {name} part left out"
-        data.notes.append(f"{count}; the first: {broken[0]}")
-        if not len(rows):
-            raise UsageError(f"no sound of the {name} part can be read; {broken[0]}")
+    note_broken(data, name, len(broken), broken[0] if broken else "", len(rows))
     return Sounds(files, rows, labels[torch.from_numpy(rows)], data.format, lengths, decoded)

@@ -332,7 +332,7 @@ def find_directions(
 
 def read_labelled(task: Any, settings: DirectionSettings) -> ImageData:
     """Read images and labels in the format of an autoencoder."""
-    options = ImageOptions(settings.columns, settings.names, settings.tile, "refuse", True)
+    options = ImageOptions(columns=settings.columns, names=settings.names, tile=settings.tile)
     return load_images(
         str(settings.data), format=task.format, options=options, cache=cache_folder()
     )

@@ -106,7 +106,7 @@ class ImageModality(Modality[np.ndarray]):
     def parts(self, data: str, asked: ExamineOptions) -> Any:
         """Find what reads the files of each part."""
         how = {"header": asked.header, "most": asked.most, "labelled": asked.target == "label"}
-        options = ImageOptions(asked.columns, broken="skip", **how)
+        options = ImageOptions(columns=asked.columns, broken="skip", **how)
         return find_image_parts(data, asked.valid, asked.test, options)
 
     def survey(self, name: str, files: ImageFiles, asked: ExamineOptions) -> Survey:

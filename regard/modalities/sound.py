@@ -15,11 +15,11 @@ from regard.data.marks import excerpt
 from regard.data.media import cell_file, digest, in_threads
 from regard.data.sound_files import SUFFIXES, BrokenSound, Samples
 from regard.data.sound_sets import (
+    SOUNDS,
     SoundFiles,
     SoundOptions,
     find_sound_parts,
     holds_sounds,
-    kind_of_set,
     listed_sounds,
 )
 from regard.data.spectrogram import SoundFormat
@@ -154,7 +154,7 @@ class SoundModality(Modality[np.ndarray]):
 
     def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
         """Tell labels, which repeat, from transcripts."""
-        if kind_of_set(path) != "table":
+        if SOUNDS.kind_of_set(path) != "table":
             return "label", "sounds in folders"
         targets = first_targets(path, columns, header)
         if len(targets) < 6 or 3 * len(set(targets)) > len(targets):
@@ -164,7 +164,7 @@ class SoundModality(Modality[np.ndarray]):
     def parts(self, data: str, asked: ExamineOptions) -> Any:
         """Find what reads the files of each part."""
         how = {"header": asked.header, "most": asked.most, "pattern": asked.pattern}
-        options = SoundOptions(asked.target, asked.columns, broken="skip", **how)
+        options = SoundOptions(asked.target, columns=asked.columns, broken="skip", **how)
         return find_sound_parts(data, asked.valid, asked.test, options)
 
     def survey(self, name: str, files: SoundFiles, asked: ExamineOptions) -> Survey:

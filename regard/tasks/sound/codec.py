@@ -275,7 +275,9 @@ class SoundCodec(MediaCodec):
 
 def sound_options(settings: Any, target: str) -> SoundOptions:
     """How the files of a set are taken."""
-    return SoundOptions(target, settings.columns, settings.header, broken=settings.broken)
+    return SoundOptions(
+        target, columns=settings.columns, header=settings.header, broken=settings.broken
+    )
 
 
 def check_sound(settings: Any, origin: Origin | None) -> Any:

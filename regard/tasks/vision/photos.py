@@ -328,7 +328,14 @@ def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
 def image_options(settings: Any, labelled: bool, names: Sequence[str] = ()) -> ImageOptions:
     """Return how the files of images are read."""
     columns, tile, broken = settings.columns, settings.tile, settings.broken
-    return ImageOptions(columns, tuple(names), tile, broken, labelled, header=settings.header)
+    return ImageOptions(
+        columns=columns,
+        names=tuple(names),
+        tile=tile,
+        broken=broken,
+        labelled=labelled,
+        header=settings.header,
+    )
 
 
 def training_images(
