@@ -66,10 +66,7 @@ INLINE void mix(const int n, const float *weights, long count, const float *cons
     for (int i = 0; i < n; i++)
       sums[i] += weights[j] * read_some(values[j], at + i * LANES, room - i * LANES, half);
 #pragma GCC unroll 4
-  for (int i = 0; i < n; i++) {
-    vec made = sums[i] * share;
-    memcpy(y + i * LANES, &made, (room - i * LANES < LANES ? room - i * LANES : LANES) * sizeof(float));
-  }
+  for (int i = 0; i < n; i++) store_some(y + i * LANES, sums[i] * share, room - i * LANES);
 }
 
 /* Where what a query sees lies: `count` keys and values, of which groups of heads are so far apart. After
@@ -142,25 +139,34 @@ static inline void fill_up(const float **places, long count) {
 static inline long part_of(const Desk *k, long count, long number) { return count * number / k->team->count; }
 
 /* norms of rows, which may be written where they were; sums are in one order on every processor */
-static inline void normalise(const Shape *s, const float *x, const float *weight, const float *shift, float *y, long rows) {
+INLINE void normalise_by(const int even, const Shape *s, const float *x, const float *weight, const float *shift,
+                           float *y, long rows) {
   long w = s->width;
+#define PART(at) (even ? load((at) + c) : load_some((at) + c, w - c))
   for (long i = 0; i < rows; i++, x += w, y += w) {
     vec sums = {0}, squares = {0};
     if (s->centred)
-      for (long c = 0; c < w; c += LANES) sums += load_some(x + c, w - c);
+      for (long c = 0; c < w; c += LANES) sums += PART(x);
     float mean = total(sums) / (float)w;
     for (long c = 0; c < w; c += LANES) {
-      vec apart = pick_first(w - c, load_some(x + c, w - c) - mean, (vec){0});
+      vec apart = PART(x) - mean;
+      if (!even) apart = pick_first(w - c, apart, (vec){0});
       squares += apart * apart;
     }
     float square = total(squares); /* what is too large to be squared must not become nothing */
     float by = square < INFINITY ? 1.0f / sqrtf(square / (float)w + (float)s->eps) : NAN;
     for (long c = 0; c < w; c += LANES) {
-      vec made = (load_some(x + c, w - c) - mean) * by * load_some(weight + c, w - c);
-      if (shift) made += load_some(shift + c, w - c);
-      memcpy(y + c, &made, (w - c < LANES ? w - c : LANES) * sizeof(float));
+      vec made = (PART(x) - mean) * by * PART(weight);
+      if (shift) made += PART(shift);
+      store_some(y + c, made, even ? LANES : w - c);
     }
   }
+#undef PART
+}
+
+static inline void normalise(const Shape *s, const float *x, const float *weight, const float *shift, float *y, long rows) {
+  if (s->width % LANES) normalise_by(0, s, x, weight, shift, y, rows);
+  else normalise_by(1, s, x, weight, shift, y, rows);
 }
 
 /* the same, each thread some rows, which all of them have when this returns */

@@ -16,8 +16,9 @@ enum { TALL = 6, SIDE = 1 };
 #endif
 enum { PANEL = SIDE * LANES };
 
-/* what becomes of a product: it is stored, added to what is there, activated, or multiplies it */
-enum { STORE, ADD, ACTIVATE, TIMES };
+/* what becomes of a product: it is stored, added to what is there, activated, or multiplies it;
+ * RECTIFY is how RELU is done */
+enum { STORE, ADD, ACTIVATE, TIMES, RECTIFY };
 
 typedef struct {
   const float *at; /* may be missing */
@@ -116,18 +117,23 @@ static inline void round_rows(long m, const float *x, long in, Rounded *to) {
   }
 }
 
-INLINE void finish(int how, long act, float *y, vec sum) {
+INLINE void finish(int how, float *y, vec sum) {
   switch (how) {
   case ADD: sum += load(y); break;
   case TIMES: sum *= load(y); break;
-  case ACTIVATE: sum = activate(act, sum, 0); break;
+  case RECTIFY: sum = larger((vec){0}, sum); break; /* what is no number stays none */
   }
   store(y, sum);
 }
 
-/* m rows times a panel; `room` is how many columns of y there are from here on */
+static inline void activate_tile(long m, float *y, long y_step, long act) {
+  for (long i = 0; i < m; i++)
+    for (long c = 0; c < PANEL; c += LANES) store(y + i * y_step + c, activate(act, load(y + i * y_step + c), 0));
+}
+
+/* m rows times a panel */
 INLINE void tile(const int m, const float *x, long x_step, const float *w, const float *bias, long in,
-                 float *y, long y_step, long room, int how, long act) {
+                 float *y, long y_step, int how) {
   vec sums[TALL][SIDE];
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++)
@@ -144,19 +150,10 @@ INLINE void tile(const int m, const float *x, long x_step, const float *w, const
       for (int j = 0; j < SIDE; j++) sums[i][j] += one * part[j];
     }
   }
-  if (room >= PANEL) {
 #pragma GCC unroll 12
-    for (int i = 0; i < m; i++)
+  for (int i = 0; i < m; i++)
 #pragma GCC unroll 2
-      for (int j = 0; j < SIDE; j++) finish(how, act, y + i * y_step + j * LANES, sums[i][j]);
-    return;
-  }
-  for (int i = 0; i < m; i++) {
-    float part[PANEL] __attribute__((aligned(64))) = {0};
-    memcpy(part, y + i * y_step, room * sizeof(float));
-    for (int j = 0; j < SIDE; j++) finish(how, act, part + j * LANES, sums[i][j]);
-    memcpy(y + i * y_step, part, room * sizeof(float));
-  }
+    for (int j = 0; j < SIDE; j++) finish(how, y + i * y_step + j * LANES, sums[i][j]);
 }
 
 /* four bytes of a row times four of each column, added to sums */
@@ -172,7 +169,7 @@ INLINE whole add_quad(whole sum, unsigned four, const signed char *w) {
 
 /* the same in bytes */
 INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const float *scale, const Matrix *w,
-                      long p, float *y, long y_step, long room, int how, long act) {
+                      long p, float *y, long y_step, int how) {
   whole sums[TALL][SIDE];
   long four = quads(w->in);
   const signed char *panel = w->bytes + p * four * PANEL * QUAD;
@@ -188,15 +185,14 @@ INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const fl
 #pragma GCC unroll 2
       for (int j = 0; j < SIDE; j++) sums[i][j] = add_quad(sums[i][j], one, panel + j * LANES * QUAD);
     }
-  for (int i = 0; i < m; i++) {
-    float part[PANEL] __attribute__((aligned(64))) = {0}, *to = y + i * y_step;
-    if (room < PANEL) memcpy(part, to, room * sizeof(float));
-    for (int j = 0; j < SIDE; j++) {
-      long c = p * PANEL + j * LANES;
-      vec value = __builtin_convertvector(sums[i][j], vec) * (scale[i] * load(w->scale + c)) + load(w->bias + c);
-      finish(how, act, (room < PANEL ? part : to) + j * LANES, value);
+#pragma GCC unroll 2
+  for (int j = 0; j < SIDE; j++) {
+    vec by = load(w->scale + p * PANEL + j * LANES), first = load(w->bias + p * PANEL + j * LANES);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      vec value = __builtin_convertvector(sums[i][j], vec) * (scale[i] * by) + first;
+      finish(how, y + i * y_step + j * LANES, value);
     }
-    if (room < PANEL) memcpy(to, part, room * sizeof(float));
   }
 }
 
@@ -205,21 +201,26 @@ INLINE void byte_tile(const int m, const unsigned char *x, long x_step, const fl
 static inline void multiply(long m, const float *x, const Rounded *rounded, const Matrix *w, long from, long to,
                      float *y, long y_step, long columns, int how, long act) {
   long blocks = (m + TALL - 1) / TALL, x_step = w->bytes ? quads(w->in) * QUAD : w->in;
+  float part[TALL * PANEL] __attribute__((aligned(64))) = {0}; /* for the last panel, if y has less than it */
+  int activates = how == ACTIVATE && act != RELU;
+  how = how != ACTIVATE ? how : activates ? STORE : RECTIFY;
   for (long p = from; p < to; p++) {
     const float *panel = w->packed + p * w->in * PANEL, *bias = w->bias + p * PANEL;
-    long room = columns - (p - from) * PANEL, row = 0;
+    long room = columns - (p - from) * PANEL, row = 0, step = room < PANEL ? PANEL : y_step;
     for (long b = 0; b < blocks; b++) { /* of about as many rows */
       int some = (int)(m / blocks + (b < m % blocks));
       const float *in = x + row * x_step, *scale = rounded->scale + row;
       const unsigned char *bytes = rounded->bytes + row * x_step;
-      float *out = y + row * y_step + (p - from) * PANEL;
+      float *end = y + row * y_step + (p - from) * PANEL, *out = room < PANEL ? part : end;
       row += some;
+      if (out == part)
+        for (long i = 0; i < some; i++) memcpy(part + i * PANEL, end + i * y_step, room * sizeof(float));
 #define ROWS(n)                                                                              \
   case n:                                                                                    \
     if (w->bytes)                                                                            \
-      byte_tile(n, bytes, x_step, scale, w, p, out, y_step, room, how, act);                 \
+      byte_tile(n, bytes, x_step, scale, w, p, out, step, how);                              \
     else                                                                                     \
-      tile(n, in, x_step, panel, bias, w->in, out, y_step, room, how, act);                  \
+      tile(n, in, x_step, panel, bias, w->in, out, step, how);                               \
     break;
       switch (some) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
@@ -228,6 +229,9 @@ static inline void multiply(long m, const float *x, const Rounded *rounded, cons
 #endif
       }
 #undef ROWS
+      if (activates) activate_tile(some, out, step, act);
+      if (out == part)
+        for (long i = 0; i < some; i++) memcpy(end + i * y_step, part + i * PANEL, room * sizeof(float));
     }
   }
 }

@@ -64,15 +64,21 @@ typedef struct {
   const Job *job;
   long *next; /* of the queue */
   int broken; /* a number is not finite, or memory is missing */
-  long most, count, waiting, beam, kept; /* most: sentences at once; waiting: read, but not begun */
+  long most, count, waiting, beam; /* most: sentences at once; waiting: read, but not begun */
+  long kept, places; /* best tokens of a row, and room for as many and more, a multiple of LANES */
   Sentence *live, *next_ones;
-  float *logits, *top, *sum; /* of all rows */
-  Way *ways, *found;
+  float *logits, *top, *sum, *scores; /* of all rows */
+  int *tokens;
+  Way *found;
 } Worker;
 
 static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
                   long width, float *x) {
-  for (long c = 0; c < width; c++) x[c] = table[token * row + c * column] * (float)scale + at[place * width + c];
+  table += token * row, at += place * width;
+  if (column == 1)
+    for (long c = 0; c < width; c++) x[c] = table[c] * (float)scale + at[c];
+  else
+    for (long c = 0; c < width; c++) x[c] = table[c * column] * (float)scale + at[c];
 }
 
 /* read sentences into their memory, all of their tokens as rows */
@@ -162,28 +168,51 @@ static long decode(Worker *k) {
 
 /* ---- the vocabulary: maximum, sum of exponentials and best tokens of each row in one pass */
 
+/* put a token among sorted ones, of which equal ones stay before it; what falls out is dropped */
+INLINE void put(vec *scores, whole *tokens, float own, int token) {
+  vec was = *scores, before = after_one(was, INFINITY);
+  whole stays = was >= own, is_here = before >= own;
+  *scores = larger(was, smaller(before, all(own)));
+  *tokens = (stays & *tokens) | (~stays & ((is_here & token) | (~is_here & (whole)after_one((vec)*tokens, 0))));
+}
+
+/* the same among more than LANES of them */
+static void put_among(float *scores, int *tokens, long places, float own, int token) {
+  for (long j = 0; j < places; j += LANES) {
+    vec some = load(scores + j);
+    whole theirs = *(loose_whole *)(tokens + j);
+    float last = some[LANES - 1];
+    int last_token = theirs[LANES - 1];
+    put(&some, &theirs, own, token);
+    store(scores + j, some);
+    *(loose_whole *)(tokens + j) = theirs;
+    if (own > last) own = last, token = last_token;
+  }
+}
+
 static void read_stretch(Worker *k, long row, const float *logits, long first, long count) {
-  Way *best = k->ways + row * k->kept, *last = best + k->kept - 1;
-  float top = k->top[row];
-  vec large = all(top), sums = {0};
+  float *scores = k->scores + row * k->places, top = k->top[row], bound = scores[k->kept - 1];
+  int *tokens = k->tokens + row * k->places;
+  vec large = all(top), sums = {0}, best = load(scores);
+  whole best_tokens = *(loose_whole *)tokens;
   for (long c = 0; c < count; c += 4 * LANES) {
     vec a = load(logits + c);
     for (long j = LANES; j < 4 * LANES; j += LANES) a = larger(load(logits + c + j), a);
     large = larger(a, large);
-    if (!above(a, last->score)) continue;
+    if (!above(a, bound)) continue;
     for (long j = c; j < c + 4 * LANES; j += LANES)
-      for (unsigned left = above(load(logits + j), last->score); left; left &= left - 1) {
+      for (unsigned left = above(load(logits + j), bound); left; left &= left - 1) {
         int token = (int)j + __builtin_ctz(left);
-        float own = logits[token];
-        if (!(own > last->score)) continue;
-        Way *place = last;
-        for (; place > best && own > place[-1].score; place--) *place = place[-1];
-        *place = (Way){own, 0, (int)first + token};
+        if (k->places > LANES) put_among(scores, tokens, k->places, logits[token], (int)first + token);
+        else put(&best, &best_tokens, logits[token], (int)first + token);
       }
+    if (k->places == LANES) store(scores, best);
+    bound = scores[k->kept - 1];
   }
+  if (k->places == LANES) *(loose_whole *)tokens = best_tokens;
   float most = largest(large);
   if (most == -INFINITY) return;
-  for (long c = 0; c < count; c += LANES) sums += exp_lanes(load(logits + c) - most);
+  for (long c = 0; c < count; c += LANES) sums += exp_near(load(logits + c) - most);
   k->sum[row] = (top == -INFINITY ? 0 : k->sum[row] * expf(top - most)) + total(sums);
   k->top[row] = most;
 }
@@ -191,7 +220,7 @@ static void read_stretch(Worker *k, long row, const float *logits, long first, l
 static void read_vocabulary(Worker *k, long rows) {
   const Matrix *head = &k->desk.engine->head;
   for (long i = 0; i < rows; i++) k->top[i] = -INFINITY, k->sum[i] = 0;
-  for (long i = 0; i < rows * k->kept; i++) k->ways[i] = (Way){-INFINITY, 0, 0};
+  for (long i = 0; i < rows * k->places; i++) k->scores[i] = -INFINITY, k->tokens[i] = 0;
   if (head->bytes) round_rows(rows, k->desk.y, head->in, &k->desk.rounded);
   for (long p = 0; p < head->panels; p += STRETCH / PANEL) {
     long last = p + STRETCH / PANEL < head->panels ? p + STRETCH / PANEL : head->panels;
@@ -205,7 +234,7 @@ static void read_vocabulary(Worker *k, long rows) {
   for (long i = 0; i < rows; i++) {
     float all_sum = k->top[i] + logf(k->sum[i]);
     k->broken |= !(all_sum - all_sum == 0);
-    for (long j = 0; j < k->kept; j++) k->ways[i * k->kept + j].score -= all_sum;
+    for (long j = 0; j < k->kept; j++) k->scores[i * k->places + j] -= all_sum;
   }
 }
 
@@ -254,28 +283,29 @@ static int ends_text(const Job *job, int token) {
   return 0;
 }
 
-/* the best `kept` ways of all hypotheses of a sentence, best first, of which `ways` has those of each */
-static void merge(const Worker *k, const Sentence *one, const Way *ways) {
+/* the best `kept` ways of all hypotheses of a sentence, whose rows begin with this one, best first */
+static void merge(const Worker *k, const Sentence *one, long row) {
   long at[256] = {0};
+  const float *scores = k->scores + row * k->places;
   for (long n = 0; n < k->kept; n++) {
     long best = 0;
     float most = -INFINITY;
     for (long h = 0; h < one->live; h++) {
       if (at[h] == k->kept) continue;
       float so_far = one->step ? one->passed[h * one->limit + one->step - 1] : 0.0f;
-      float score = so_far + ways[h * k->kept + at[h]].score;
+      float score = so_far + scores[h * k->places + at[h]];
       if (score > most) most = score, best = h;
     }
-    k->found[n] = (Way){most, (int)best, ways[best * k->kept + (at[best] < k->kept ? at[best] : 0)].token};
-    if (at[best] < k->kept) at[best]++;
+    long place = (row + best) * k->places + (at[best] < k->kept ? at[best]++ : 0);
+    k->found[n] = (Way){most, (int)best, k->tokens[place]};
   }
 }
 
-/* follow the best ways of a sentence whose ways stand from here on */
-static int advance(Worker *k, Sentence *one, const Way *ways) {
+/* follow the best ways of a sentence, whose hypotheses begin with this row */
+static int advance(Worker *k, Sentence *one, long row) {
   const Job *job = k->job;
   long step = one->step, limit = one->limit, last = limit == step + 1, added = 0, going = 0;
-  merge(k, one, ways);
+  merge(k, one, row);
   for (long n = 0; n < k->beam; n++)
     if (k->found[n].score != -INFINITY && (last || ends_text(job, k->found[n].token))) {
       if (!add_text(k, one, k->found + n)) return 0;
@@ -406,25 +436,23 @@ static void work(Worker *k) {
   k->desk.keys = malloc(2 * keys * sizeof(float *));
   k->desk.rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
   k->live = calloc(2 * k->most, sizeof(Sentence));
-  k->ways = malloc((rows + 1) * k->kept * sizeof(Way));
-  k->broken = !scratch || !k->live || !k->ways || !k->desk.keys || !k->desk.rounded.bytes;
+  k->scores = aligned_alloc(64, 2 * rows * k->places * sizeof(float));
+  k->found = malloc(k->kept * sizeof(Way));
+  k->broken = !scratch || !k->live || !k->scores || !k->found || !k->desk.keys || !k->desk.rounded.bytes;
   if (!k->broken) {
     k->desk.x = scratch, k->desk.y = k->desk.x + rows * most, k->desk.wide = k->desk.y + rows * most;
     k->logits = k->desk.wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
     k->desk.rounded.scale = k->sum + rows, k->desk.weights = k->sum + 2 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->most;
-    k->found = k->ways + rows * k->kept;
+    k->tokens = (int *)(k->scores + rows * k->places);
   }
   while (!k->broken) {
     if (!join(k)) k->broken = 1;
     if (k->broken || !k->count) break;
     read_vocabulary(k, decode(k));
-    const Way *ways = k->ways;
-    long left = 0;
-    for (long i = 0; i < k->count && !k->broken; i++) {
-      Sentence *one = k->live + i;
-      long live = one->live;
-      if (!advance(k, one, ways)) k->broken = 1;
-      ways += live * k->kept;
+    long left = 0, row = 0;
+    for (long i = 0, live; i < k->count && !k->broken; i++, row += live) {
+      live = k->live[i].live;
+      if (!advance(k, k->live + i, row)) k->broken = 1;
     }
     if (k->broken) break;
     for (long i = 0; i < k->count; i++) {
@@ -437,7 +465,8 @@ static void work(Worker *k) {
   while (k->live && k->waiting) leave(k, k->next_ones + --k->waiting, 0);
   free(scratch);
   free(k->live);
-  free(k->ways);
+  free(k->scores);
+  free(k->found);
   free(k->desk.keys);
   free(k->desk.rounded.bytes);
 }
@@ -465,6 +494,7 @@ long regard_translate(const Engine *engine, const Job *job) {
   for (long i = 0; i < threads; i++) {
     workers[i] = (Worker){.desk = {.engine = engine, .team = &alone}, .job = job, .next = &next, .beam = job->beam};
     workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
+    workers[i].places = (workers[i].kept + LANES - 1) / LANES * LANES;
     workers[i].most = most;
   }
   in_parts(work_part, &(Crew){workers}, threads);

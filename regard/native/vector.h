@@ -8,6 +8,7 @@
 typedef float vec __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4)));
 typedef int whole __attribute__((vector_size(64)));
+typedef int loose_whole __attribute__((vector_size(64), aligned(4)));
 typedef unsigned bits __attribute__((vector_size(64))); /* whose sums may pass the end */
 typedef float half_vec __attribute__((vector_size(32)));
 typedef float quarter_vec __attribute__((vector_size(16)));
@@ -31,6 +32,11 @@ INLINE vec load_some(const float *from, long count) {
   vec some = {0};
   memcpy(&some, from, count * sizeof(float));
   return some;
+}
+
+INLINE void store_some(float *to, vec x, long count) {
+  if (count >= LANES) store(to, x);
+  else memcpy(to, &x, count * sizeof(float));
 }
 
 /* x in the first `count` places, and y in the others */
@@ -57,6 +63,19 @@ INLINE vec larger(vec a, vec b) {
 #else
   return pick(a > b, a, b);
 #endif
+}
+
+INLINE vec smaller(vec a, vec b) {
+#ifdef __AVX512F__
+  return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return pick(a < b, a, b);
+#endif
+}
+
+/* x one place later, after another number */
+INLINE vec after_one(vec x, float first) {
+  return __builtin_shufflevector(all(first), x, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30);
 }
 
 INLINE bits larger_bits(bits a, bits b) {
@@ -127,5 +146,20 @@ INLINE vec exp_lanes(vec x) {
 #else
   y = pick(none, (vec){0}, (vec)((bits)y + (((bits)sized - (bits)all(12582912.0f)) << 23)));
   return pick(x == x, y, x);
+#endif
+}
+
+/* e^x for x up to 0 that is summed with e^0: right to 10^-7 of that */
+INLINE vec exp_near(vec x) {
+#ifdef __AVX512DQ__
+  vec t = x * 1.44269504f, r = (vec)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF);
+  vec y = r * 1.8775766803e-03f + 8.9893402833e-03f;
+  y = y * r + 5.5826317671e-02f;
+  y = y * r + 2.4015361728e-01f;
+  y = y * r + 6.9315307315e-01f;
+  y = y * r + 9.9999992507e-01f;
+  return (vec)_mm512_scalef_ps((__m512)y, (__m512)t);
+#else
+  return exp_lanes(x);
 #endif
 }
