@@ -96,10 +96,11 @@ def filter_photo(name: str, photo: str | Path, given: Mapping[str, Any]) -> Path
         torch.set_num_threads(settings.threads)
     image = read_photo(photo)
     with torch.no_grad():
-        if key:
-            _draw_row(name, image, {f"{key}={getattr(run, key)}": run for run in runs}, photo)
+        if alone:
+            save_photo(_filtered(name, image, _own(settings, image)), out)
         else:
-            _apply(name, image, settings, Path(photo).name)
+            captions = [f"{key}={getattr(run, key)}" if key else f"{name}: weights" for run in runs]
+            _draw_row(name, image, dict(zip(captions, runs, strict=True)), photo)
     return out
 
 
@@ -136,7 +137,7 @@ def _filtered(name: str, image: Tensor, own: dict[str, Any]) -> Tensor:
 
 def _draw_row(name: str, image: Tensor, runs: Mapping[str, Any], photo: str | Path) -> None:
     """Draw the photo, and beside it the output or a pixel's weights by each value of a key."""
-    from regard.viewer.panels import Panel, draw_gallery
+    from regard.viewer.panels import Panel, draw_gallery  # matplotlib takes a while to import
 
     settings, title = next(iter(runs.values())), f"{Path(photo).name}: {name}"
     arguments = {caption: _own(run, image) for caption, run in runs.items()}
@@ -155,15 +156,6 @@ def _draw_row(name: str, image: Tensor, runs: Mapping[str, Any], photo: str | Pa
         title = f"{title}, weights of pixel {at[0]},{at[1]}"
     rows = [panels[i : i + 4] for i in range(0, len(panels), 4)]
     write_atomically(settings.out, draw_gallery(title, rows))
-
-
-def _apply(name: str, image: Tensor, settings: Any, title: str) -> None:
-    """Write the filtered photo, or a picture of the weights of one pixel."""
-    own = _own(settings, image)
-    if settings.weights_at is not None:
-        _draw_weights(name, image, own, settings, title)
-        return
-    save_photo(_filtered(name, image, own), settings.out)
 
 
 def _guide(path: Path | None, image: Tensor) -> Tensor:
@@ -194,13 +186,3 @@ def _weights(name: str, image: Tensor, at: Pixel, own: dict[str, Any]) -> Tensor
     """The weights of a pixel under a filter."""
     _check_cost(name, image, own)
     return WEIGHTS[name](image, at, **own)
-
-
-def _draw_weights(name: str, image: Tensor, own: dict[str, Any], settings: Any, title: str) -> None:
-    from regard.viewer.panels import draw_gallery  # matplotlib takes a while to import
-
-    at = parse_pixel(settings.weights_at, image)
-    weights = _weights(name, image, at, own)
-    box = crop_of([weights], at)
-    rows = [[image_panel(image, at, box), weights_panel(weights, box, f"{name}: weights")]]
-    write_atomically(settings.out, draw_gallery(f"{title}: weights of pixel {at[0]},{at[1]}", rows))

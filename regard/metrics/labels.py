@@ -111,43 +111,6 @@ def compare(ours: Counts, theirs: Counts, name: str, samples: int) -> Comparison
     return result
 
 
-def label_scores(
-    targets: np.ndarray,
-    predictions: np.ndarray,
-    probs: np.ndarray,
-    *,
-    multilabel: bool = False,
-    groups: np.ndarray | None = None,
-    samples: int = 1000,
-    what: str = "texts",
-) -> list[Score]:
-    """Return accuracy with its 95% interval, F1 and log loss, from tables (n, labels)."""
-    counts, total = count(targets, predictions), len(targets)
-    exact = int((targets == predictions).all(1).sum())
-    if groups is None:
-        low, high = wilson(exact, total)
-        method = "wilson"
-    else:
-        units = count_units(targets, predictions, groups)
-        low, high = percentile_interval(bootstrap([units.f1], len(units.right), samples)[0])
-        method = (
-            f"bootstrap over {len(units.right)} sentences|samples:{samples}|seed:{BOOTSTRAP_SEED}"
-        )
-    signature = f"{what}:{total}|95%:{low:.2f} to {high:.2f}|{method}"
-    name = "all labels right" if multilabel else "accuracy"
-    scores = [Score(name, 100 * exact / total, signature)]
-    if multilabel:
-        scores.append(Score("micro F1", micro_f1(counts), f"labels:{int(counts.targets.sum())}"))
-    seen = int((counts.predicted + counts.targets > 0).sum())
-    scores.append(Score("macro F1", macro_f1(counts), f"labels:{seen}"))
-    if multilabel and targets.shape[1] >= MANY:
-        for name, each in precision_at_k(targets, probs).items():
-            low, high = percentile_interval(bootstrap([mean_of(each)], total, samples)[0])
-            drawn = f"95%:{low:.2f} to {high:.2f}|bootstrap|samples:{samples}|seed:{BOOTSTRAP_SEED}"
-            scores.append(Score(name, float(each.mean()), f"{what}:{total}|{drawn}"))
-    return [*scores, Score("loss", log_loss(targets, probs, multilabel), f"nats|{what}:{total}")]
-
-
 def top_k(targets: np.ndarray, probs: np.ndarray, k: int, what: str = "images") -> Score:
     """Return top-k accuracy: how often the target number (n,) is among the k likeliest."""
     best = np.argsort(-probs, 1, kind="stable")[:, :k]
@@ -188,15 +151,32 @@ class LabelResults:
 
     def scores(self, samples: int = 1000) -> list[Score]:
         """Return accuracy with its 95% interval, F1 and log loss."""
-        return label_scores(
-            self.targets,
-            self.predictions,
-            self.probs,
-            multilabel=self.multilabel,
-            groups=self.groups,
-            samples=samples,
-            what=self.unit,
-        )
+        counts, total = count(self.targets, self.predictions), len(self.targets)
+        exact = int((self.targets == self.predictions).all(1).sum())
+        drawn = f"samples:{samples}|seed:{BOOTSTRAP_SEED}"
+        if self.groups is None:
+            low, high = wilson(exact, total)
+            method = "wilson"
+        else:
+            units = count_units(self.targets, self.predictions, self.groups)
+            low, high = percentile_interval(bootstrap([units.f1], len(units.right), samples)[0])
+            method = f"bootstrap over {len(units.right)} sentences|{drawn}"
+        signature = f"{self.unit}:{total}|95%:{low:.2f} to {high:.2f}|{method}"
+        name = "all labels right" if self.multilabel else "accuracy"
+        scores = [Score(name, 100 * exact / total, signature)]
+        if self.multilabel:
+            scores.append(
+                Score("micro F1", micro_f1(counts), f"labels:{int(counts.targets.sum())}")
+            )
+        seen = int((counts.predicted + counts.targets > 0).sum())
+        scores.append(Score("macro F1", macro_f1(counts), f"labels:{seen}"))
+        if self.multilabel and self.targets.shape[1] >= MANY:
+            for name, each in precision_at_k(self.targets, self.probs).items():
+                low, high = percentile_interval(bootstrap([mean_of(each)], total, samples)[0])
+                signature = f"{self.unit}:{total}|95%:{low:.2f} to {high:.2f}|bootstrap|{drawn}"
+                scores.append(Score(name, float(each.mean()), signature))
+        loss = log_loss(self.targets, self.probs, self.multilabel)
+        return [*scores, Score("loss", loss, f"nats|{self.unit}:{total}")]
 
     def compare(
         self, theirs: np.ndarray, samples: int, probs: np.ndarray | None = None

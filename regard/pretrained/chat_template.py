@@ -14,12 +14,25 @@ _FILE = "chat_template.jinja"
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def read_chat(folder: Path) -> dict[str, Any] | None:
-    """Return the template and the special tokens that it may write, if a folder has one."""
+def token_settings(folder: Path) -> dict[str, Any]:
+    """Settings of tokenizer_config.json, with what special_tokens_map.json adds."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
+        if (folder / name).exists():
             settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
+    return settings
+
+
+def token_name(settings: Mapping[str, Any], role: str) -> str | None:
+    """Name of a special token, if the settings of a tokenizer tell it."""
+    value = settings.get(f"{role}_token")
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def read_chat(folder: Path) -> dict[str, Any] | None:
+    """Return the template and the special tokens that it may write, if a folder has one."""
+    settings = token_settings(folder)
     where, template = folder / "tokenizer_config.json", settings.get("chat_template")
     if (folder / "chat_template.json").is_file():
         where = folder / "chat_template.json"
@@ -32,12 +45,8 @@ def read_chat(folder: Path) -> dict[str, Any] | None:
         template = named.get("default")
     if template is None:
         return None
-    tokens = {}
-    for role in _ROLES:
-        value = settings.get(f"{role}_token")
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            tokens[f"{role}_token"] = value
+    names = {f"{role}_token": token_name(settings, role) for role in _ROLES}
+    tokens = {role: name for role, name in names.items() if name is not None}
     with errors_in(where):
         return check_chat({"template": template, "tokens": tokens})
 

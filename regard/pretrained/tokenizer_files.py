@@ -9,6 +9,7 @@ from typing import Any
 from regard.errors import UsageError
 from regard.files import read_json, read_text
 from regard.pretrained import sentencepiece_model as spm
+from regard.pretrained.chat_template import token_name, token_settings
 from regard.pretrained.format import BERT_TEMPLATE, BOS_TEMPLATE, ROBERTA_TEMPLATE, TokenTemplate
 from regard.pretrained.formats import FORMATS
 from regard.pretrained.imported_tokenizer import (
@@ -131,9 +132,7 @@ class Source:
 
     def name(self, role: str) -> str | None:
         """Return the name of a special token."""
-        value = self.settings.get(f"{role}_token")
-        value = value.get("content") if isinstance(value, dict) else value
-        return value if isinstance(value, str) else None
+        return token_name(self.settings, role)
 
 
 Pair = tuple[ImportedTokenizer, ImportedTokenizer]
@@ -144,11 +143,7 @@ def read_tokenizers(folder: str | Path, config: Mapping[str, Any] | None = None)
     folder = Path(folder)
     if config is None:
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
-    source = Source(folder, config, settings)
+    source = Source(folder, config, token_settings(folder))
     readers = {
         ("source.spm", "target.spm", "vocab.json"): _read_marian,
         ("tokenizer.json",): _read_file,
