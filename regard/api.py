@@ -288,7 +288,9 @@ def train(
         device=device,
     )
     task, values, followed = plan(task_or_recipe, settings)
-    return task_class(task).train(values, quiet=quiet, recipe=followed)
+    from regard.tasks.prepare import train as train_task
+
+    return train_task(task_class(task), values, quiet=quiet, recipe=followed)
 
 
 def compare(

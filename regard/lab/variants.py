@@ -27,6 +27,7 @@ from regard.native import fast
 from regard.settings import describe, fill, setting
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import check_resume
+from regard.tasks.prepare import train
 from regard.training.run_folder import locked
 
 # from given settings to the task, all settings, and the name of the recipe
@@ -150,7 +151,7 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     kind = task_class(job["task"])
     try:
-        report = kind.train(job["values"], quiet=True, recipe=job["recipe"])
+        report = train(kind, job["values"], quiet=True, recipe=job["recipe"])
         if not report.finished:
             return {"finished": False, "signal": report.signal}
         lengths = None
@@ -239,10 +240,8 @@ def compare(
     settings = fill(CompareSettings, own)
     if settings.counted not in ("all", "last"):
         raise UsageError(f"counted={settings.counted} is not one of all, last")
-    if not hasattr(task_class(task), "Train"):
-        task_class(task).train({})  # which says how such a model comes about
+    lists = list_keys(task)  # of one that is only run, a refusal
     out = Path(settings.out or f"runs/compare_{name}")
-    lists = list_keys(task)
     rest = {key: varied_values(key, v, lists) for key, v in given.items() if key not in own}
     varied = {key: some for key, some in rest.items() if len(some) > 1 and key != "seed"}
     fixed = {key: some[0] for key, some in rest.items() if key not in varied and key != "seed"}

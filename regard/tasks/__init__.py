@@ -147,4 +147,5 @@ def task(name: str) -> Any:
 
 def task_for(name: str, values: Mapping[str, Any]) -> str:
     """Return the task to train by such data, such as images where classify is given images."""
-    return task(name).instead(values) or name
+    instead = task(name).instead
+    return instead and instead(values) or name

@@ -7,7 +7,7 @@ answers inputs and explains its answers; a `Judge` scores predictions on a test 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import (
@@ -32,8 +32,9 @@ from regard.errors import UsageError, lookup
 from regard.metrics.evaluation import Evaluation
 from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
-from regard.models import family, preset, preset_family, preset_names, serving
+from regard.models import family, preset, preset_family, preset_names, serving, task_changes
 from regard.models.protocols import Model
+from regard.settings import describe, fill
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import (
@@ -42,11 +43,11 @@ from regard.tasks.frame.settings import (
     RunSettings,
     TrainSettings,
     derived,
-    resolve_train,
-    size_of,
     with_parts,
 )
-from regard.tasks.frame.tune import let_learn
+from regard.tasks.frame.tune import check_tune, let_learn, usual_rate
+from regard.training.plan import DURATION_KEYS
+from regard.training.step import check
 from regard.viewer.settings import LookSettings
 
 if TYPE_CHECKING:
@@ -226,8 +227,7 @@ class Objective(Generic[S, D, C]):
 
     def resolve(self, task: "Task", values: Mapping[str, Any], origin: Origin | None) -> S:
         """Settings of a training that fit each other, completed from what a user gave."""
-        name = task.family_of(values, origin)
-        return complete(task, values, name, usual_shape(name, values, origin))
+        return usual_settings(task, values, origin)
 
     def read(self, settings: S, origin: Origin | None) -> D:
         """Parts to train and to validate on."""
@@ -392,6 +392,15 @@ class Judge(Generic[D, E, P]):
         return None
 
 
+class Settled(NamedTuple):
+    """What is known of a run before data are read."""
+
+    objective: Objective[Any, Any, Any]
+    settings: Any
+    origin: Origin | None  # the model that it starts from
+    folder: Path
+
+
 def validation(
     runner: "Runner[Any]", data: Dataset[Any], better: str
 ) -> Callable[[float], dict[str, float]]:
@@ -445,7 +454,7 @@ class Task:
     judged: type[EvalSettings] | None = None
     few_rows: int = 0
     remedy: str = ""
-    instead: Callable[[Mapping[str, Any]], str | None] = lambda values: None
+    instead: Callable[[Mapping[str, Any]], str | None] | None = None
 
     # Settings of the verbs
 
@@ -490,16 +499,6 @@ class Task:
 
     # Training
 
-    def origin_of(self, values: Mapping[str, Any]) -> Origin | None:
-        """The model that `init` names, if it names one."""
-        if not values.get("init"):
-            return None
-        if values.get("like"):
-            raise UsageError(
-                f"like={values['like']} is for a new model; the one in init= has its parts already"
-            )
-        return Origin.load(values["init"])
-
     def families(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Families that such settings can train, the usual one first."""
         serves = self.learning.serves or self.name
@@ -524,20 +523,25 @@ class Task:
 
     def resolve(self, values: Mapping[str, Any], origin: Origin | None = None) -> Any:
         """Settings of a training, completed from what a user gave."""
-        return self.learning.resolve(self, values, origin or self.origin_of(values))
+        return self.settle(values, origin).settings
+
+    def settle(self, values: Mapping[str, Any], origin: Origin | None = None) -> Settled:
+        """Settings of a run with the model that `init` names, loaded once, and its folder."""
+        objective = self.learning
+        if origin is None and values.get("init"):
+            if values.get("like"):
+                raise UsageError(
+                    f"like={values['like']} is for a new model; the one in init= has its parts "
+                    "already"
+                )
+            origin = Origin.load(values["init"])
+        settings = objective.resolve(self, values, origin)
+        return Settled(objective, settings, origin, Path(settings.out or f"runs/{self.name}"))
 
     def size_rows(self, values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """What each size means for training; a published one is trained as a big one."""
         published = self.learning.published_sizes
         return {size_of(values): self.sizes["big"], **self.sizes} if published else self.sizes
-
-    def train(
-        self, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
-    ) -> Any:
-        """Train a model in a folder, or resume the run that was begun there."""
-        from regard.tasks.prepare import train
-
-        return train(self, values, quiet=quiet, recipe=recipe)
 
     # Using
 
@@ -559,18 +563,79 @@ class Task:
         return runner
 
 
-def complete(task: Task, values: Mapping[str, Any], name: str, config: Any) -> Any:
-    """Settings of a training of a family, whose config is this before the user's keys."""
-    kind = task.learning.Settings
-    known = "family" in kind.__dataclass_fields__
-    return resolve_train(
-        with_parts(kind, model=family(name)[0]),
-        {**values, "family": name} if known else values,
-        config=config,
-        sizes=task.size_rows(values),
-        short=task.short,
-        holds=task.holds,
-    )
+def size_of(values: Mapping[str, Any]) -> str:
+    """Size that a user asks for."""
+    return str(values.get("size", "tiny"))
+
+
+def complete(
+    task: Task,
+    values: Mapping[str, Any],
+    name: str,
+    config: Any,
+    *,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
+    holds: str = "",
+    **parts: type,
+) -> Any:
+    """Complete what a user gave to the settings of a training: the size fills in the rest.
+
+    Args:
+        task: what is learnt; short keys of fields that the model's config lacks are left out.
+        values: settings as the user wrote them.
+        name: of the family.
+        config: of the model, before keys such as model.block.norm change it.
+        sizes: what each size means, if not as the objective says.
+        holds: what the data hold, if not as the task says.
+        parts: classes of what else is nested in the settings, such as a decoder.
+    """
+    kind = with_parts(task.Train, model=family(name)[0], **parts)
+    given = {**values, "family": name} if "family" in kind.__dataclass_fields__ else values
+    size = size_of(values)
+    row = lookup("size", size, task.size_rows(values) if sizes is None else sizes)
+    defaults = {"size": size, "model": config, **row}
+    if any(values.get(key) is not None for key in DURATION_KEYS):
+        defaults.pop("steps", None)
+    if values.get("init"):
+        width = config.block.width if hasattr(config, "block") else config.widths[-1]
+        defaults["lr"] = usual_rate(values, width)
+    known = {each.key for each in describe(kind)}
+    short = {
+        key: long
+        for key, long in task.short.items()
+        if known.issuperset((long,) if isinstance(long, str) else long)
+    }
+    settings = fill(kind, given, base=kind(**defaults), short=short)
+    check(settings)
+    check_tune(settings, values)
+    if settings.data is None:
+        raise UsageError(
+            f"data is missing; add data=FILE or data=FOLDER with {holds or task.holds}"
+        )
+    return settings
+
+
+def usual_settings(
+    task: Task,
+    values: Mapping[str, Any],
+    origin: Origin | None,
+    *,
+    like: str | None = None,
+    serves: str = "",
+) -> Any:
+    """Settings of a training of the family that is asked for.
+
+    Args:
+        task: what is learnt.
+        values: settings as the user wrote them.
+        origin: the model to start from, if there is one.
+        like: the preset of a new model, unless the user names one.
+        serves: the task that changes the config, as the family declares it.
+    """
+    name = task.family_of(values, origin)
+    config = usual_shape(name, values, origin, like)
+    config = replace(config, **task_changes(name, serves)) if serves else config
+    return complete(task, values, name, config)
 
 
 def build_model(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from regard.tasks.frame.recipe import (
     update_recipe,
     write_recipe,
 )
-from regard.tasks.parts import Choice, Lesson, Task
+from regard.tasks.parts import Choice, Lesson, Settled, Task
 from regard.tasks.runner import Runner
 from regard.training import distributed
 from regard.training.fit import Fit
@@ -190,21 +190,12 @@ class PreparedRun:
         return not (self.folder / SUMS).exists() or damaged_weights
 
 
-class Settled(NamedTuple):
-    """What is known of a run before data are read: settings, the model it starts from, folder."""
-
-    settings: Any
-    origin: Origin | None
-    folder: Path
-
-
 def settle(task: Task, values: Mapping[str, Any]) -> Settled:
     """Complete the settings of a run; a wrong name is refused before data are read."""
-    origin = task.origin_of(values)
-    settings = task.resolve(values, origin)
-    if origin is None:
-        check_buildable(settings.model)
-    return Settled(settings, origin, Path(settings.out or f"runs/{task.name}"))
+    settled = task.settle(values)
+    if settled.origin is None:
+        check_buildable(settled.settings.model)
+    return settled
 
 
 def prepare(
@@ -224,8 +215,7 @@ def prepare(
         recipe: the recipe that is followed, if one is.
         quiet: say nothing on stderr.
     """
-    settings, origin, folder = settled or settle(task, values)
-    objective = task.learning
+    objective, settings, origin, folder = settled or settle(task, values)
     data, choice = objective.read(settings, origin), None
     if recipe is None:
         settings, choice = objective.suit(settings, values, data)
@@ -234,7 +224,7 @@ def prepare(
     distributed.barrier()
     codec = objective.codec(data, settings, CodecBuilder(folder, begun, origin), origin)
     name, model = objective.model(data, codec, settings, origin)
-    runner = task.bind(model, codec, {"family": name, **codec.facts()})
+    runner = Runner(task, model, codec, {"family": name, **codec.facts()})
     training = Training(objective.lesson(runner, data, settings))
     return PreparedRun(
         task, settings, folder, origin, data, choice, begun, broken, name, runner, training
@@ -259,23 +249,27 @@ def fit(
         started: since when the minutes of a run by time are counted.
     """
     settings, folder, lesson, begun = run.settings, run.folder, run.lesson, run.begun
-    model, data, choice, lost = run.runner.model, run.data, run.choice, run.lost
+    model, data, choice, lost = run.runner.predictor.model, run.data, run.choice, run.lost
     facts = {**lesson.facts, **({"chosen": choice._asdict()} if choice else {})}
-    check_unchanged(folder, begun, {"kept": hash_frozen(model), **facts}, settings)
+    facts["kept"] = hash_frozen(model)
+    check_unchanged(folder, begun, facts, settings)
     if settings.compile:
         compile_model(model, lesson.dynamic)
     baselines = lesson.baselines()
-    for note in other_bits(folder, begun or {}):
-        log(note, quiet)
-    if begun is None:
+    count = parameters(model)
+    if begun is not None:
+        for note in other_bits(folder, begun):
+            log(note, quiet)
+    else:
         for note in [*data.notes, *([str(choice)] if choice else [])]:
             log(note, quiet)
         plan = _plan(values, run, started or time.perf_counter())
         for note in plan.notes:
             log(note, quiet)
-        begun = _begin(run, facts, baselines, recipe, plan)
-        count = f"{parameters(model):,} parameters{trainable(model)}"
-        log(f"{count}; {count_steps(begun['steps'])}", quiet)
+        noted = {**facts, "baselines": baselines, "parameters": count}
+        begun = _begin(run, noted, recipe, plan)
+        told = f"{count:,} parameters{trainable(model)}; {count_steps(begun['steps'])}"
+        log(told, quiet)
     if distributed.is_main():
         _write_beside(run)
         if not lost:
@@ -286,7 +280,7 @@ def fit(
         unseal(folder)
         (lesson.publish or save_weights)(folder, merged(model, whole))
         title, threads = lesson.title or run.task.name, torch.get_num_threads()
-        told = (run.task.name, title, scores, parameters(model), threads, baselines)
+        told = (run.task.name, title, scores, count, threads, baselines)
         card = model_card(*told, chosen=str(choice or ""))
         write_atomically(folder / "README.md", card)
         seal(folder)
@@ -327,7 +321,7 @@ def train(
 ) -> Report:
     """Train a task in a folder by the settings as the user wrote them, or resume a run."""
     started = time.perf_counter()
-    settings, _, folder = settled = settle(task, values)
+    _, settings, _, folder = settled = settle(task, values)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.processes > 1 and distributed.world_size() == 1:
@@ -396,11 +390,12 @@ def compile_model(model: nn.Module, dynamic: bool) -> None:
 
 def _write_beside(run: PreparedRun) -> None:
     """Write config.json and the files of the codec, which must be as they were when resumed."""
-    folder, codec, lesson = run.folder, run.runner.codec, run.lesson
-    about = {**(run.origin.imported if run.origin else {}), **codec.facts()}
+    folder, codec, lesson = run.folder, run.runner.predictor.codec, run.lesson
+    facts = {key: value for key, value in run.runner.config.items() if key != "family"}
+    about = {**(run.origin.imported if run.origin else {}), **facts}
     columns = run.task.inputs.columns_of(run.settings)
     about |= {"columns": columns} if columns else {}
-    model = run.runner.model if lesson.published is None else lesson.published
+    model = run.runner.predictor.model if lesson.published is None else lesson.published
     save_config(folder, model, name=run.family, task=lesson.runs_as or run.task.name, about=about)
     codec.save(folder)
     if lesson.generation and not (folder / "generation_config.json").exists():
@@ -420,7 +415,7 @@ def _plan(values: Mapping[str, Any], run: PreparedRun, started: float) -> Plan:
     if any(values.get(key) is not None for key in _ROWS_DECODED):
         training.decoded = 0  # the user has said how many
     whole = 60 * settings.minutes
-    cost = measure(run.runner.model, training, settings, run.folder, whole)
+    cost = measure(run.runner.predictor.model, training, settings, run.folder, whole)
     passed = distributed.broadcast(time.perf_counter() - started)
     left = max(whole - passed, MIN_TRAINING_SHARE * whole)
     return make_plan(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
@@ -436,20 +431,16 @@ def _epoch(settings: Any, training: Training) -> float | None:
 def _begin(
     run: PreparedRun,
     facts: dict[str, Any],
-    baselines: dict[str, dict[str, float]],
     recipe: str | None,
     plan: Plan,
 ) -> dict[str, Any]:
     """Write down all that the run depends on."""
-    hashes = run.runner.codec.hashes()
+    hashes = run.runner.predictor.codec.hashes()
     more = {
         "recipe": recipe,
         **planned([plan]),
         **({"tokenizers": hashes} if hashes else {}),
         **facts,
-        "baselines": baselines,
-        "parameters": parameters(run.runner.model),
-        "kept": hash_frozen(run.runner.model),
         "split": run.data.split.to_json(),
     }
     if not distributed.is_main():

@@ -56,7 +56,7 @@ class Runner(Generic[A]):
         self.folder: Path | None = None  # that it was loaded from
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
-        self._defaults = fill(task.Run, self.predictor.defaults)  # of runs
+        self._defaults = fill(task.predictor.Settings, self.predictor.defaults)  # of runs
 
     # of what type model and codec are, the parts of one row know of each other
 
@@ -69,10 +69,6 @@ class Runner(Generic[A]):
     def codec(self) -> Any:
         """What lies beside its weights."""
         return self.predictor.codec
-
-    @codec.setter
-    def codec(self, codec: Any) -> None:
-        self.predictor.codec = codec
 
     @property
     def name(self) -> str:
@@ -272,7 +268,7 @@ class Runner(Generic[A]):
         if self.task.learnt_by is None:
             return self, {}
         other, settings = self.task.learnt_by
-        return other.bind(self.model, self.codec, self.config), settings
+        return Runner(other, self.model, self.codec, self.config), settings
 
     # Judging
 

@@ -35,8 +35,8 @@ from regard.insight.heads import (
 from regard.layers.block import BlockConfig
 from regard.metrics.alignment import score_links
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.tasks.text.sequence import PairCodec
 from regard.tasks.text.translate import TRANSLATE
-from regard.tasks.text.writer import PairCodec
 from regard.training.loss import sequence_loss
 from regard.viewer.panels import Sheet
 from regard.viewer.picture import View

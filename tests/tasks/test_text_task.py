@@ -21,8 +21,8 @@ from regard.models import preset
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.tasks.prepare import prepare
 from regard.tasks.runner import Runner
+from regard.tasks.text.sequence import PairCodec
 from regard.tasks.text.text import TEXT_TO_TEXT, lead, with_prefixes
-from regard.tasks.text.writer import PairCodec
 from tests.zoo import ANIMALS, plain_text
 from tests.zoo import ERRAND_WORDS as WORDS
 

@@ -22,8 +22,8 @@ from regard.files import parse_json
 from regard.layers.block import BlockConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.runner import Runner
+from regard.tasks.text.sequence import PairCodec
 from regard.tasks.text.translate import TRANSLATE
-from regard.tasks.text.writer import PairCodec
 
 WORDS = [
     "a",

@@ -314,9 +314,9 @@ def test_a_pixel_of_the_photo_is_found_where_it_is_cropped_stretched_or_padded(p
     # 40 of 60 columns are seen: 10 to 49
     assert model.picture(photo, at="10,0").query == pytest.approx((0.5 / 40, 0.5 / 40))
     assert model.picture(photo, at="49,39").query == pytest.approx((39.5 / 40, 39.5 / 40))
-    model.codec = replace(model.codec, format=replace(model.format, fit="stretch"))
+    model.predictor.codec = replace(model.codec, format=replace(model.format, fit="stretch"))
     assert model.picture(photo, at="0,39").query == pytest.approx((0.5 / 60, 39.5 / 40))
-    model.codec = replace(model.codec, format=replace(model.format, fit="pad"))
+    model.predictor.codec = replace(model.codec, format=replace(model.format, fit="pad"))
     assert model.picture(photo, at="0,0").query == pytest.approx((0.5 / 60, 10.5 / 60))
 
 

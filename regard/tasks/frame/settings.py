@@ -1,17 +1,14 @@
 """The settings of every verb: a task adds its own fields to these, and nothing else."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from regard.data.parts import PARTS
-from regard.errors import UsageError, lookup
-from regard.settings import describe, fill, setting
-from regard.tasks.frame.tune import TUNES, check_tune, usual_rate
-from regard.training.plan import DURATION_KEYS
-from regard.training.step import LoopSettings, check
+from regard.settings import setting
+from regard.tasks.frame.tune import TUNES
+from regard.training.step import LoopSettings
 
 # short keys of every task for fields of its model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -86,9 +83,6 @@ class BootstrapSettings(EvalSettings):
     samples: int = setting(1000, "bootstrap resamples", min=100, max=100_000, group="scores")
 
 
-S = TypeVar("S", bound=TrainSettings)
-
-
 @cache
 def with_parts(kind: Any, **parts: type) -> Any:
     """Return a settings class whose nested parts, such as the model, have other config classes."""
@@ -99,50 +93,6 @@ def with_parts(kind: Any, **parts: type) -> Any:
 def derived(name: str, *bases: type) -> Any:
     """Return a settings class with the fields of several."""
     return make_dataclass(name, [], bases=bases, frozen=True)
-
-
-def size_of(values: Mapping[str, Any]) -> str:
-    """Return the size that a user asks for."""
-    return str(values.get("size", "tiny"))
-
-
-def width_of(config: Any) -> int:
-    """Return the width of a model by its config."""
-    return config.block.width if hasattr(config, "block") else config.widths[-1]
-
-
-def resolve_train(
-    kind: type[S],
-    values: Mapping[str, Any],
-    *,
-    config: Any,
-    sizes: Mapping[str, Mapping[str, Any]],
-    short: Mapping[str, str | tuple[str, ...]],
-    holds: str,
-) -> S:
-    """Complete what a user gave to the settings of a training: the size fills in the rest.
-
-    `config` is the model's, which keys such as model.block.norm change; `holds` names what the data
-    hold. Short keys of fields that this model's config lacks are left out.
-    """
-    size = size_of(values)
-    defaults = {"size": size, "model": config, **lookup("size", size, sizes)}
-    if any(values.get(key) is not None for key in DURATION_KEYS):
-        defaults.pop("steps", None)
-    if values.get("init"):
-        defaults["lr"] = usual_rate(values, width_of(config))
-    known = {each.key for each in describe(kind)}
-    short = {
-        key: long
-        for key, long in short.items()
-        if known.issuperset((long,) if isinstance(long, str) else long)
-    }
-    settings = fill(kind, values, base=kind(**defaults), short=short)
-    check(settings)
-    check_tune(settings, values)
-    if settings.data is None:
-        raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {holds}")
-    return settings
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,11 +23,10 @@ from regard.data.documents import (
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer, mask_id
 from regard.data.windows import spans_of
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 from regard.metrics.baselines import FREQUENCIES, frequency_loss
 from regard.metrics.score import Score
 from regard.modalities.text import CONVERSATIONS
-from regard.models import task_changes
 from regard.models.protocols import Model
 from regard.pretrained.chat_template import check_chat
 from regard.tasks.frame.origin import Origin
@@ -41,8 +40,7 @@ from regard.tasks.parts import (
     System,
     Task,
     build_model,
-    complete,
-    usual_shape,
+    usual_settings,
 )
 from regard.tasks.runner import Runner
 from regard.tasks.text.generate import Completer
@@ -106,10 +104,8 @@ class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
         self, task: Task, values: Mapping[str, Any], origin: Origin | None
     ) -> LanguageTrain:
         """Settings with the head of the objective, and as many positions as the context needs."""
-        name = task.family_of(values, origin)
-        head = task_changes(name, OBJECTIVES[str(values.get("objective", "causal"))].runs_as)
-        shape = replace(usual_shape(name, values, origin), **head)
-        settings = complete(task, values, name, shape)
+        objective = lookup("objective", str(values.get("objective", "causal")), OBJECTIVES)
+        settings = usual_settings(task, values, origin, serves=objective.runs_as)
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
             # a table has no rows for positions that are never trained

@@ -5,7 +5,7 @@ target, end are one text, of which only the target is predicted (a prefix langua
 al. 2020).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,21 +17,20 @@ from torch.nn import functional as F
 
 from regard.attention.watch import Maps
 from regard.modalities.text import TEXT
-from regard.models import family, task_changes
+from regard.models import family
 from regard.settings import setting
-from regard.tasks.frame.origin import Origin
-from regard.tasks.parts import Configured, Task, usual_shape
-from regard.tasks.text.sequence import PAIR_SHORT, PairTrainSettings, SequenceObjective
-from regard.tasks.text.text_judge import TextJudge
-from regard.tasks.text.translate import GENERATION, bleu
-from regard.tasks.text.writer import (
+from regard.tasks.parts import Configured, Task
+from regard.tasks.text.sequence import (
+    PAIR_SHORT,
     PairCodec,
-    PairLookSettings,
-    PairRunSettings,
+    PairTrainSettings,
+    SequenceObjective,
     Stack,
-    TextWriter,
     load_pair_codec,
 )
+from regard.tasks.text.text_judge import TextJudge
+from regard.tasks.text.translate import GENERATION, bleu
+from regard.tasks.text.writer import PairLookSettings, PairRunSettings, TextWriter
 
 GPTConfig, _ = family("gpt")
 
@@ -120,10 +119,7 @@ def as_encoder_decoder(maps: Maps, length: int) -> dict[str, _Block]:
 class DecoderAlone(Stack):
     """How a decoder reads a source and a target, as one text."""
 
-    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a decoder that reads its prompt in both directions, LLaMA's unless named."""
-        shape = usual_shape(name, values, origin, like="llama")
-        return replace(shape, **task_changes("gpt", "prefix"))
+    like, serves = "llama", "prefix"
 
     def room(self, config: Any) -> int | None:
         """Tokens of a side for which there are positions: half of them."""

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from regard.attention.positions import has_table
 from regard.data.batches import IndexBatches as LengthBatches
 from regard.data.pairs import Corpus, load_pairs
 from regard.data.parallel import SIDES, PairBatch, PairBatches, learn_tokenizers, make_batch
@@ -23,26 +24,31 @@ from regard.metrics.lengths import add_joined
 from regard.metrics.text import BleuMetric, MeanMetric
 from regard.models import config_family, family
 from regard.models.folder import load_folder
+from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import save_generation
-from regard.tasks.frame.settings import SHORT, TrainSettings
-from regard.tasks.parts import Batches, Learnt, Lesson, Objective, Task, build_model, complete
-from regard.tasks.runner import Runner
-from regard.tasks.text.writer import (
-    ENCODER_DECODER,
-    FRAME,
-    SENTENCES,
-    PairCodec,
-    PairRunSettings,
-    Sources,
-    Stack,
-    TextWriter,
+from regard.tasks.frame.settings import SHORT, EvalSettings, TrainSettings
+from regard.tasks.parts import (
+    Batches,
+    Learnt,
+    Lesson,
+    Objective,
+    Task,
+    V,
+    build_model,
+    usual_settings,
 )
+from regard.tasks.runner import Runner
 from regard.training.loss import sequence_loss
 
+if TYPE_CHECKING:
+    from regard.tasks.text.writer import TextWriter, WriteSettings
+
 TransformerConfig, _ = family("transformer")
+_FRAME = 4  # special tokens for which there is room around a text
+_LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
 _VOCABULARIES = ("auto", "joint", "separate")
 PAIR_SHORT: Mapping[str, str | tuple[str, ...]] = {
     **SHORT,
@@ -89,7 +95,148 @@ class PairTrainSettings(PairFormat, TrainSettings):
     model: TransformerConfig = field(default_factory=TransformerConfig)  # type: ignore[valid-type]
 
 
+@dataclass(frozen=True)
+class PairCodec:
+    """The tokenizers of source and target, and what config.json says beside the model."""
+
+    source: Tokenizer
+    target: Tokenizer
+    about: Mapping[str, Any] | None = None
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizers, one if both are the same."""
+        save_tokenizers(folder, self.tokenizers)
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Both."""
+        return self.source, self.target
+
+    def facts(self) -> dict[str, Any]:
+        """What config.json says."""
+        return dict(self.about or {})
+
+    def hashes(self) -> list[str]:
+        """Hashes of both tokenizers."""
+        return [self.source.sha, self.target.sha]
+
+
 T = TypeVar("T", bound=PairTrainSettings, default=PairTrainSettings)
+
+
+# What differs between tasks
+
+
+class Stack:
+    """How one model reads a source and a target: as the encoder-decoder that it is."""
+
+    like: str | None = None  # the preset of a new model, unless the user names one
+    serves = ""  # the task that changes its config, if one does
+
+    def room(self, config: Any) -> int | None:
+        """Tokens of a side for which there are positions; None where they set no bound."""
+        return config.max_length if has_table(getattr(config, "position", "none")) else None
+
+    def config(self, config: Any, codec: PairCodec, longest: int, rows: int, new: bool) -> Any:
+        """Config for vocabularies, with room for texts longer than in training.
+
+        Args:
+            config: of the model, but for its vocabularies.
+            codec: the tokenizers.
+            longest: tokens of a side in training.
+            rows: of the vocabularies that are no tokens, such as sentinels.
+            new: whether the model is begun anew.
+        """
+        if new:
+            config = replace(
+                config,
+                source_vocab=codec.source.vocab + rows,
+                target_vocab=codec.target.vocab + rows,
+            )
+            if codec.source is not codec.target:
+                apart = {"all": "target", "embeddings": "none"}
+                config = replace(config, tie=apart.get(config.tie, config.tie))
+        if new or self.room(config) is None:  # a learned table has the rows it has
+            config = replace(config, max_length=max(config.max_length, 4 * longest + 2))
+        return config
+
+    def writer(self, model: nn.Module) -> EncoderDecoder:
+        """The model as one that reads a source, then a target."""
+        return cast(EncoderDecoder, model)
+
+    def maps(self, maps: Any, length: int) -> Any:
+        """Attention over a pair, of which the source has this length, as an encoder-decoder's."""
+        return maps
+
+
+class Sources(Generic[T]):
+    """How the text that a user gives becomes what a model reads: sentences, as they are."""
+
+    as_given: Mapping[str, Any] = {}  # settings by which a source is read as it stands
+    sentences = True  # whether it has sentences to be joined, and words to be aligned
+
+    def title(self, data: Any, settings: T) -> str:
+        """What a model card says that a model of such data is."""
+        return f"{data.source or 'source'} to {data.target or 'target'}"
+
+    def about(self, data: Any, settings: T) -> dict[str, Any]:
+        """What config.json says of the data of a training."""
+        return {"from": data.source, "to": data.target}
+
+    def prepare(self, corpus: Corpus, settings: TrainSettings | EvalSettings) -> Corpus:
+        """Pairs as the model reads them."""
+        return corpus
+
+    def defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults of a run that config.json says."""
+        return {}
+
+    def check(self, settings: V, positions: int | None) -> V:
+        """Settings that fit the positions of a model, or a refusal."""
+        return settings
+
+    def positions(self, model: Model) -> int | None:
+        """Number of positions that a model has learned, where that bounds a text."""
+        return None
+
+    def longest(self, model: Model, frame: int) -> int:
+        """Most tokens that are read at once, beside those of a frame."""
+        return _LONGEST_PART
+
+    def prompt(self, text: str, settings: "WriteSettings") -> str:
+        """What is read for a text."""
+        return text
+
+    def cut(self, ids: list[int], longest: int) -> list[int]:
+        """Tokens of a source that are read."""
+        return ids
+
+    def opening(self, tokenizer: Tokenizer, settings: "WriteSettings") -> list[int]:
+        """Tokens that every target begins with."""
+        return tokenizer.encode(settings.prefix)
+
+
+ENCODER_DECODER = Stack()
+SENTENCES: Sources[Any] = Sources()
+
+
+def load_pair_codec(
+    folder: Path, model: Model, config: dict[str, Any], stack: Stack = ENCODER_DECODER
+) -> PairCodec:
+    """Read the tokenizers of a folder, and check that they fit the model."""
+    # without a note of where it came from, a folder is one of ours
+    codec = PairCodec(*load_tokenizers(folder, None if "imported" in config else False))
+    shape = stack.writer(cast(nn.Module, model)).config
+    for side in SIDES:
+        count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")
+        if count > size:
+            raise UsageError(
+                f"{folder}: the {side} tokenizer has {count} pieces, the model only {size}"
+            )
+    for key in ("from", "to"):
+        if not isinstance(config.get(key), str | None):
+            raise UsageError(f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text")
+    return codec
 
 
 class Pairs(Generic[T]):
@@ -126,7 +273,7 @@ class Pairs(Generic[T]):
         """None."""
         return 0
 
-    def batches(self, data: Dataset[Any], writer: TextWriter, settings: T) -> Batches:
+    def batches(self, data: Dataset[Any], writer: "TextWriter", settings: T) -> Batches:
         """Batches of pairs of similar length."""
         return PairBatches(
             cast(Corpus, data),
@@ -146,7 +293,7 @@ class Pairs(Generic[T]):
         self,
         batches: Any,
         data: Dataset[Any],
-        writer: TextWriter,
+        writer: "TextWriter",
         settings: T,
         share: float,
     ) -> Iterable[PairBatch]:
@@ -211,13 +358,13 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
 
     def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> T:
         """Settings whose texts have no more tokens than a model to start from has positions."""
-        name = task.family_of(values, origin)
-        settings = complete(task, values, name, self.stack.shape(name, values, origin))
+        stack = self.stack
+        settings = usual_settings(task, values, origin, like=stack.like, serves=stack.serves)
         self.material(settings).check(settings)
         room = None if origin is None else self.stack.room(settings.model)
         if room is None or "max_length" in values:
             return settings
-        return replace(settings, max_length=min(settings.max_length, max(1, room - FRAME)))
+        return replace(settings, max_length=min(settings.max_length, max(1, room - _FRAME)))
 
     def read(self, settings: T, origin: Origin | None) -> Dataset[Any]:
         """Parts to train and to validate on."""
@@ -255,7 +402,8 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
 
     def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: T) -> Lesson:
         """Batches of pairs, and the cross-entropy of their targets."""
-        material, writer = self.material(settings), cast(TextWriter, runner.predictor)
+        material = self.material(settings)
+        writer: TextWriter = runner.predictor
         batches, loss = material.batches(data, writer, settings), self.losses.get(runner.family)
         loss, decoded = loss or sequence_loss, material.decoded(data, settings)
 
@@ -302,7 +450,5 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
         if not self.sources.sentences:
             return
         writer: TextWriter = runner.task.load(folder, *load_folder(folder)).predictor
-        if writer.aligner.heads:
-            some = [(pair.source, pair.target) for pair in data["valid"][:50]]
-            name, head = writer.aligner.choose(writer.encode_pairs(some, PairRunSettings()))
-            save_generation(folder, {**self.generation, "alignment_head": f"{name}:{head}"})
+        if head := writer.best_head((pair.source, pair.target) for pair in data["valid"][:50]):
+            save_generation(folder, {**self.generation, "alignment_head": head})

@@ -26,18 +26,17 @@ from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.settings import EvalSettings, TrainSettings
 from regard.tasks.parts import Batches, Configured, Task, V
-from regard.tasks.text.sequence import Pairs, PairTrainSettings, SequenceObjective
-from regard.tasks.text.text_judge import PairEvalSettings, TextJudge
-from regard.tasks.text.writer import (
+from regard.tasks.text.sequence import (
     ENCODER_DECODER,
     PairCodec,
-    PairLookSettings,
-    PairRunSettings,
+    Pairs,
+    PairTrainSettings,
+    SequenceObjective,
     Sources,
-    TextWriter,
-    WriteSettings,
     load_pair_codec,
 )
+from regard.tasks.text.text_judge import PairEvalSettings, TextJudge
+from regard.tasks.text.writer import PairLookSettings, PairRunSettings, TextWriter, WriteSettings
 
 # training objective -> what its data hold
 _OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}

@@ -17,8 +17,8 @@ from regard.settings import setting
 from regard.tasks.frame.settings import BootstrapSettings
 from regard.tasks.parts import Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
-from regard.tasks.text.sequence import PairFormat
-from regard.tasks.text.writer import SENTENCES, PairRunSettings, Sources, TextWriter
+from regard.tasks.text.sequence import SENTENCES, PairFormat, Sources
+from regard.tasks.text.writer import PairRunSettings, TextWriter
 
 _TELL_LENGTHS = ("lengths", "joined", "plot")  # settings that BLEU by source length takes
 

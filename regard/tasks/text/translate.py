@@ -13,9 +13,14 @@ from regard.metrics.text import TEXT_METRICS, BleuMetric, MeanMetric
 from regard.modalities.text import TEXT
 from regard.tasks.frame.settings import EvalSettings, TrainSettings
 from regard.tasks.parts import Task
-from regard.tasks.text.sequence import PAIR_SHORT, PairTrainSettings, SequenceObjective
+from regard.tasks.text.sequence import (
+    PAIR_SHORT,
+    PairTrainSettings,
+    SequenceObjective,
+    load_pair_codec,
+)
 from regard.tasks.text.text_judge import TextJudge
-from regard.tasks.text.writer import TextWriter, load_pair_codec
+from regard.tasks.text.writer import TextWriter
 from regard.training.loss import LOGIT_ROWS, head_loss, twice
 
 GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}

@@ -1,49 +1,38 @@
 """A model that reads one text and writes another: it translates, scores, aligns and explains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Generic, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import TypeVar
 
-from regard.attention.positions import has_table
 from regard.attention.watch import watch
-from regard.data.pairs import Corpus, Pair
-from regard.data.parallel import SIDES
-from regard.data.tokenizer import Tokenizer
+from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
 from regard.decode.search import Hypothesis
 from regard.decode.sentences import QUANTISED, SentenceDecoder, SourceSentence
 from regard.decode.trace import untraced
-from regard.decode.writer import EncoderDecoder
 from regard.errors import UsageError
-from regard.models.protocols import Model
-from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
-from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question, source_keys
-from regard.tasks.frame.settings import EvalSettings, RunSettings, TrainSettings
-from regard.tasks.parts import Predictor, V, usual_shape
+from regard.tasks.frame.settings import RunSettings
+from regard.tasks.parts import Predictor, V
+from regard.tasks.text.sequence import ENCODER_DECODER, SENTENCES, PairCodec, Sources, Stack
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
-_LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
 _LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
 _MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
-FRAME = 4  # special tokens for which there is room around a text
 _SCRIPTS = {"": None, "simplified": "t2s", "traditional": "s2t"}  # as OpenCC names what it does
 _ALIGNMENTS = ("none", "pharaoh", "json")
 _UNITS = {"words": False, "pieces": True}  # whether pieces are left as they are
 _IN_WORDS = "words: a row is the mean of its pieces' rows, a column the sum of their columns"
 
 Ids = Sequence[int]
-T = TypeVar("T", bound=TrainSettings, default=TrainSettings)
 
 
 @dataclass(frozen=True)
@@ -77,148 +66,6 @@ class PairLookSettings(LookSettings, WriteSettings):
     """What look can be told."""
 
     units: str = setting("words", "what is shown", choices=_UNITS)
-
-
-@dataclass(frozen=True)
-class PairCodec:
-    """The tokenizers of source and target, and what config.json says beside the model."""
-
-    source: Tokenizer
-    target: Tokenizer
-    about: Mapping[str, Any] | None = None
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizers, one if both are the same."""
-        save_tokenizers(folder, self.tokenizers)
-
-    @property
-    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Both."""
-        return self.source, self.target
-
-    def facts(self) -> dict[str, Any]:
-        """What config.json says."""
-        return dict(self.about or {})
-
-    def hashes(self) -> list[str]:
-        """Hashes of both tokenizers."""
-        return [self.source.sha, self.target.sha]
-
-
-# What differs between tasks
-
-
-class Stack:
-    """How one model reads a source and a target: as the encoder-decoder that it is."""
-
-    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a family before the user's keys."""
-        return usual_shape(name, values, origin)
-
-    def room(self, config: Any) -> int | None:
-        """Tokens of a side for which there are positions; None where they set no bound."""
-        return config.max_length if has_table(getattr(config, "position", "none")) else None
-
-    def config(self, config: Any, codec: PairCodec, longest: int, rows: int, new: bool) -> Any:
-        """Config for vocabularies, with room for texts longer than in training.
-
-        Args:
-            config: of the model, but for its vocabularies.
-            codec: the tokenizers.
-            longest: tokens of a side in training.
-            rows: of the vocabularies that are no tokens, such as sentinels.
-            new: whether the model is begun anew.
-        """
-        if new:
-            config = replace(
-                config,
-                source_vocab=codec.source.vocab + rows,
-                target_vocab=codec.target.vocab + rows,
-            )
-            if codec.source is not codec.target:
-                apart = {"all": "target", "embeddings": "none"}
-                config = replace(config, tie=apart.get(config.tie, config.tie))
-        if new or self.room(config) is None:  # a learned table has the rows it has
-            config = replace(config, max_length=max(config.max_length, 4 * longest + 2))
-        return config
-
-    def writer(self, model: nn.Module) -> EncoderDecoder:
-        """The model as one that reads a source, then a target."""
-        return cast(EncoderDecoder, model)
-
-    def maps(self, maps: Any, length: int) -> Any:
-        """Attention over a pair, of which the source has this length, as an encoder-decoder's."""
-        return maps
-
-
-class Sources(Generic[T]):
-    """How the text that a user gives becomes what a model reads: sentences, as they are."""
-
-    as_given: Mapping[str, Any] = {}  # settings by which a source is read as it stands
-    sentences = True  # whether it has sentences to be joined, and words to be aligned
-
-    def title(self, data: Any, settings: T) -> str:
-        """What a model card says that a model of such data is."""
-        return f"{data.source or 'source'} to {data.target or 'target'}"
-
-    def about(self, data: Any, settings: T) -> dict[str, Any]:
-        """What config.json says of the data of a training."""
-        return {"from": data.source, "to": data.target}
-
-    def prepare(self, corpus: Corpus, settings: TrainSettings | EvalSettings) -> Corpus:
-        """Pairs as the model reads them."""
-        return corpus
-
-    def defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults of a run that config.json says."""
-        return {}
-
-    def check(self, settings: V, positions: int | None) -> V:
-        """Settings that fit the positions of a model, or a refusal."""
-        return settings
-
-    def positions(self, model: Model) -> int | None:
-        """Number of positions that a model has learned, where that bounds a text."""
-        return None
-
-    def longest(self, model: Model, frame: int) -> int:
-        """Most tokens that are read at once, beside those of a frame."""
-        return _LONGEST_PART
-
-    def prompt(self, text: str, settings: WriteSettings) -> str:
-        """What is read for a text."""
-        return text
-
-    def cut(self, ids: list[int], longest: int) -> list[int]:
-        """Tokens of a source that are read."""
-        return ids
-
-    def opening(self, tokenizer: Tokenizer, settings: WriteSettings) -> list[int]:
-        """Tokens that every target begins with."""
-        return tokenizer.encode(settings.prefix)
-
-
-ENCODER_DECODER = Stack()
-SENTENCES: Sources[Any] = Sources()
-
-
-def load_pair_codec(
-    folder: Path, model: Model, config: dict[str, Any], stack: Stack = ENCODER_DECODER
-) -> PairCodec:
-    """Read the tokenizers of a folder, and check that they fit the model."""
-    # without a note of where it came from, a folder is one of ours
-    codec = PairCodec(*load_tokenizers(folder, None if "imported" in config else False))
-    shape = stack.writer(cast(nn.Module, model)).config
-    for side in SIDES:
-        count, size = getattr(codec, side).vocab, getattr(shape, f"{side}_vocab")
-        if count > size:
-            raise UsageError(
-                f"{folder}: the {side} tokenizer has {count} pieces, the model only {size}"
-            )
-    for key in ("from", "to"):
-        if not isinstance(config.get(key), str | None):
-            raise UsageError(f"{folder / 'config.json'}: '{key}' is {config[key]!r:.40}, not text")
-    return codec
 
 
 class TextWriter(Predictor[Generated, PairRunSettings, PairLookSettings, str]):
@@ -340,6 +187,13 @@ class TextWriter(Predictor[Generated, PairRunSettings, PairLookSettings, str]):
             (self.codec.source.frame(source, "source"), target)
             for source, target in zip(sources, targets, strict=True)
         ]
+
+    def best_head(self, pairs: Iterable[tuple[str, str]]) -> str:
+        """The head that aligns some pairs best; none of a model without cross-attention."""
+        if not self.aligner.heads:
+            return ""
+        name, head = self.aligner.choose(self.encode_pairs(list(pairs), PairRunSettings()))
+        return f"{name}:{head}"
 
     def score(self, pairs: Sequence[tuple[str, str]], settings: PairRunSettings) -> list[Generated]:
         """Given targets of sources with their log-probabilities, aligned if that is asked."""

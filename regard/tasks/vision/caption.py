@@ -18,9 +18,8 @@ from regard.metrics.captions import caption_scores
 from regard.modalities.image import IMAGE
 from regard.models import family, preset, task_changes
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.frame.tune import let_learn
-from regard.tasks.parts import Learnt, Lesson, Objective, Task, usual_shape
+from regard.tasks.parts import Learnt, Lesson, Objective, Task, complete, size_of, usual_shape
 from regard.tasks.runner import Runner
 from regard.tasks.vision.caption_writer import CaptionJudge, CaptionWriter, load_codec
 from regard.tasks.vision.captioning import (
@@ -94,17 +93,10 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
             changes = task_changes(name, "pretrain")
             model = replace(usual_shape(name, values, origin), **changes)
         sizes = {key: {**row, "decoder": decoder} for key, row in task.size_rows(values).items()}
-        given = {**values, "family": name}
+        given = values
         if origin is not None and origin.family != FAMILY:  # most is new, and learns like it
             given = {"lr": sizes[size]["lr"], **given}
-        settings = resolve_train(
-            with_parts(self.Settings, model=family(name)[0]),
-            given,
-            config=model,
-            sizes=sizes,
-            short=self.short,
-            holds=task.holds,
-        )
+        settings = complete(task, given, name, model, sizes=sizes)
         augments(settings.augment)
         cell = settings.decoder.cell
         soft = cell.attention != "none" and cell.normalise == "softmax"

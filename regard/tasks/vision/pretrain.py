@@ -18,7 +18,7 @@ from regard.errors import UsageError
 from regard.metrics.score import Score
 from regard.modalities.base import One
 from regard.modalities.image import IMAGE
-from regard.models import family, pretrainer, task_changes
+from regard.models import pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.models.protocols import Model
 from regard.pretrained.folder import is_foreign
@@ -26,7 +26,6 @@ from regard.pretrained.mae_decoder import import_decoder
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Classified, Embedded
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import resolve_train, size_of, with_parts
 from regard.tasks.labels.classifier import answer_groups
 from regard.tasks.parts import (
     Answer,
@@ -40,6 +39,8 @@ from regard.tasks.parts import (
     Task,
     V,
     build_model,
+    complete,
+    size_of,
     usual_shape,
 )
 from regard.tasks.runner import Runner
@@ -112,13 +113,14 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
             model = replace(model, pool="mean")  # no other vector is about all patches
         around = pretrainer_config(by, model, size_of(values))
         defaults = {**OBJECTIVES[objective], "pretrainer": around}
-        settings = resolve_train(
-            with_parts(self.Settings, model=family(name)[0], pretrainer=pretrainer(by)[0]),
-            {**values, "family": name},
-            config=model,
+        settings = complete(
+            task,
+            values,
+            name,
+            model,
             sizes={size: {**row, **defaults} for size, row in task.size_rows(values).items()},
-            short=self.short,
-            holds="images and captions" if by == "clip" else task.holds,
+            holds="images and captions" if by == "clip" else "",
+            pretrainer=pretrainer(by)[0],
         )
         augments(settings.augment)
         if settings.batch < 2 and by not in ("mae", "vae"):
