@@ -292,15 +292,22 @@ def read_whole(path: Path) -> str:
 # Tokens
 
 
-def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
-    """Split a running text into ids, part by part; joined they decode to the text."""
+def blocks(text: str, marks: str = "\n ") -> Iterator[str]:
+    """Blocks of a long text, each cut behind the first of these marks that it holds, if any."""
     start = 0
     while start < len(text):
         end = min(len(text), start + CHUNK)
         if end < len(text):
-            end = text.rfind("\n", start, end) + 1 or text.rfind(" ", start, end) + 1 or end
-        yield tokenizer.encode_parts([text[start:end]])[0]
+            found = (text.rfind(mark, start, end) + 1 for mark in marks)
+            end = next(filter(None, found), end)
+        yield text[start:end]
         start = end
+
+
+def encode_running(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
+    """Split a running text into ids, part by part; joined they decode to the text."""
+    for block in blocks(text):
+        yield tokenizer.encode_parts([block])[0]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.data.corrupt import corrupt_spans, cut_texts, infill, permute_parts
-from regard.data.denoising import sentinels_of
+from regard.data.denoising import (
+    corrupt_spans,
+    cut_texts,
+    infill,
+    permute_parts,
+    sentinels_of,
+)
 from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
@@ -147,7 +152,7 @@ def tokenizer():
 @pytest.mark.parametrize("longest", [3, 17, 1000])
 def test_stretches_of_a_text_are_all_of_it(tokenizer, longest: int, monkeypatch):
     for block in (30, 500_000):
-        monkeypatch.setattr("regard.data.corrupt.BLOCK", block)
+        monkeypatch.setattr("regard.data.documents.CHUNK", block)
         for one in TEXTS:
             rows = list(cut_texts([one], tokenizer, longest))
             assert tokenizer.decode(i for ids, _ in rows for i in ids) == one
