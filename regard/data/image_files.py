@@ -130,7 +130,7 @@ def holds_images(data: Any) -> bool:
 
 def kind_of_set(path: Path) -> str:
     """Return which kind of set lies at a path, or nothing."""
-    names = [path.name]
+    names = [path.name] if path.exists() else []
     if is_folder(path):
         names = [entry.name for entry in islice(os.scandir(path), 10_000)]
     if any(_IDX.search(name) for name in names):
