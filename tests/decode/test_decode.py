@@ -136,6 +136,15 @@ def test_greedy_is_a_beam_of_one():
     torch.testing.assert_close([h.score for (h,) in one], [h.score for (h,) in other])
 
 
+def test_what_never_stops_early_finds_what_endless_patience_finds():
+    chain = Chain(60, vocab=9, seed=5)
+    how = {"beam": 3, "length_penalty": "average", "max_length": 12}
+    found = [text.ids for (text,) in beam(chain, sources(60), stopping="never", **how)]
+    patient = [text.ids for (text,) in beam(chain, sources(60), patience=inf, **how)]
+    early = [text.ids for (text,) in beam(chain, sources(60), stopping="length", **how)]
+    assert found == patient != early
+
+
 def test_without_a_length_penalty_giving_up_early_changes_nothing():
     chain = Chain(60, vocab=9, seed=5)
     plain = beam(chain, sources(60), beam=3, length_penalty="none", max_length=12)

@@ -26,11 +26,12 @@ from regard.models import MODELS, family
 from regard.models.bert import PRESETS, Bert, BertConfig
 from regard.models.conformer import Conformer, ConformerConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
-from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.ladder import RUNGS, LadderConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from tests.models import laws
+from tests.models.laws import close
 
 BLOCK = BlockConfig(width=16, heads=4, ffn_width=24, dropout=0.0)
 SMALL = TransformerConfig(23, 23, 2, 2, BLOCK, max_length=32)
@@ -404,10 +405,6 @@ def at_once(writer: Writer, source: Tensor, target: Tensor, lengths: Tensor) -> 
     return torch.stack(rows)
 
 
-def close(ours: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(ours, right, atol=1e-10, rtol=0)
-
-
 def test_every_family_that_reads_text_is_asked():
     words = {name: [f.name for f in fields(family(name)[0])] for name in MODELS}
     asked = {*FAMILIES, "whisper"}  # which reads whole windows: tests/models/test_whisper.py
@@ -511,28 +508,12 @@ def test_every_parameter_learns(model: nn.Module):
 
 def test_a_model_builds_on_the_meta_device(model: nn.Module):
     texts = sentences(model, [5, 5])
-    with torch.device("meta"):
-        ghost = type(model)(model.config).double()
-        logits = ask(ghost, [torch.zeros_like(x, device="meta") for x in texts], [5, 3])
-    assert all(p.is_meta for p in ghost.parameters())
-    assert logits.shape == ask(model, texts).shape
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
+    laws.builds_on_meta(model, lambda each: ask(each, laws.like(each, *texts), [5, 3]))
 
 
 def test_save_then_load_is_the_identity(model: nn.Module, tmp_path: Path):
-    model = model.float()
-    name = next(name for name in MODELS if family(name)[1] is type(model))
-    save_config(tmp_path, model, name=name, task="translate", about={})
-    save_weights(tmp_path, state_of(model))
-    again, _ = load_folder(tmp_path)
-    assert again.config == model.config
-    texts = sentences(model, [5, 5])
-    with torch.no_grad():
-        ours, theirs = ask(model, texts), ask(again, texts)
-    assert (ours - theirs).abs().max() <= 2e-6 * max(1, ours.abs().max())  # memory is laid anew
-    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    texts = sentences(model.float(), [5, 5])
+    laws.survives_its_folder(model, tmp_path, "translate", lambda each: ask(each, texts))
 
 
 def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypatch):
@@ -574,15 +555,8 @@ def test_watching_changes_nothing_and_tells_the_truth(model: nn.Module, monkeypa
 
 
 def test_dropout_is_for_training_only_and_seeded(model: nn.Module):
-    texts = sentences(model, [6, 6])
-    assert torch.equal(ask(model, texts), ask(model, texts))
-    model.train()
-    runs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        runs.append(ask(model, texts))
-    assert torch.equal(runs[0], runs[1])
-    assert torch.equal(runs[0], runs[2]) == (model.config.block.dropout == 0)
+    texts, draws = sentences(model, [6, 6]), model.config.block.dropout > 0
+    laws.draws_in_training_only(model, lambda each: ask(each, texts), draws)
 
 
 def test_a_functional_call_computes_with_its_weights_and_leaves_the_model_its_own(model: nn.Module):

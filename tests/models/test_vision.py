@@ -16,13 +16,13 @@ import regard.models.local as local
 import regard.models.mvit as mvit
 from regard.attention.watch import watch
 from regard.errors import UsageError
-from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.models import MODELS, family, preset
-from regard.models.folder import load_folder, save_config, save_weights
 from regard.models.resnet import ResNetConfig
 from regard.models.swin import SwinConfig
 from regard.models.vit import ViTConfig
+from tests.models import laws
+from tests.models.laws import close
 
 BLOCK = BlockConfig(16, 2, 24, feed_forward="gelu", dropout=0.0)
 VIT = ViTConfig(labels=5, image=12, patch=4, depth=2, block=BLOCK)
@@ -131,10 +131,6 @@ def images(model: Any, count: int = 3, size: tuple[int, int] | None = None) -> T
     return torch.randn(shape, generator=rand, dtype=next(model.parameters()).dtype)
 
 
-def close(ours: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(ours, right, atol=1e-10, rtol=0)
-
-
 def test_every_family_that_looks_is_asked():
     looking = {
         name
@@ -202,37 +198,19 @@ def test_every_parameter_learns(model: Any):
     for _ in range(4):  # since a block may be passed by
         logits = model(images(model, 8))
         (logits * torch.randn(logits.shape)).sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 1e-9, name
+    laws.has_learnt(model)
 
 
 def test_a_model_builds_on_the_meta_device(model: Any):
     some = images(model, 2)
-    with torch.device("meta"):
-        ghost = type(model)(model.config)
-        logits = ghost(torch.zeros_like(some, dtype=torch.float32, device="meta"))
-    assert all(p.is_meta for p in ghost.parameters())
-    assert logits.shape == model(some).shape
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
-    assert ghost.state_dict().keys() == model.state_dict().keys()
+    laws.builds_on_meta(model, lambda each: each(*laws.like(each, some)))
 
 
 def test_save_then_load_is_the_identity(model: Any, tmp_path: Path):
-    model = model.float()
+    some = images(model).float()
     with torch.no_grad():
-        model.train()(images(model))  # so that averages of what was seen are there too
-    name = next(name for name in MODELS if family(name)[1] is type(model))
-    save_config(tmp_path, model, name=name, task="images", about={})
-    save_weights(tmp_path, state_of(model))
-    again, _ = load_folder(tmp_path)
-    assert again.config == model.config
-    with torch.no_grad():
-        ours, theirs = model.eval()(images(model)), again(images(model))
-    assert (ours - theirs).abs().max() <= 2e-6 * max(1, ours.abs().max())  # memory is laid anew
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        model.float().train()(some)  # so that averages of what was seen are there too
+    laws.survives_its_folder(model, tmp_path, "images", lambda each: each(some))
 
 
 def test_watching_changes_nothing_and_tells_the_truth(model: Any, monkeypatch):
@@ -265,11 +243,4 @@ def test_watching_changes_nothing_and_tells_the_truth(model: Any, monkeypatch):
 
 def test_chance_is_for_training_only_and_seeded(model: Any):
     some = images(model)
-    assert torch.equal(model(some), model(some))
-    model.train()
-    runs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        runs.append(model(some))
-    assert torch.equal(runs[0], runs[1])
-    assert torch.equal(runs[0], runs[2]) == (model.config.drop_path == 0)
+    laws.draws_in_training_only(model, lambda each: each(some), model.config.drop_path > 0)

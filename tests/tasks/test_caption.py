@@ -22,13 +22,12 @@ from regard.cli import main
 from regard.data.captions import captions_in
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
-from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.layers.recurrent.decoder import CellConfig
 from regard.metrics.captions import caption_scores, cider, references_of
 from regard.models import family
 from regard.models.captioner import Captioner, CaptionerConfig, DecoderConfig, EncoderConfig
-from regard.models.folder import load_folder, save_config, save_weights
+from regard.models.folder import load_folder
 from regard.models.local import LocalConfig
 from regard.models.mvit import MViTConfig
 from regard.models.resnet import ResNetConfig
@@ -38,6 +37,8 @@ from regard.tasks.vision.caption import CAPTION, CaptionObjective
 from regard.tasks.vision.captioning import CaptionBatch, CaptionBatches, caption_loss, derangement
 from regard.training.optim import build_optimiser
 from tests.decode.test_beams import check_tree
+from tests.models import laws
+from tests.models.laws import close
 from tests.zoo import ANIMALS
 from tests.zoo import disc as photo
 
@@ -130,10 +131,6 @@ def captions(count: int, length: int = 7, seed: int = 0) -> Tensor:
     return torch.randint(3, 23, (count, length), generator=rand)
 
 
-def close(ours: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(ours, right, atol=1e-10, rtol=0)
-
-
 def test_neighbours_and_the_other_captions_of_an_image_never_matter(model: Any):
     some, texts = images(), captions(6)
     together = model(some, texts)
@@ -190,32 +187,17 @@ def test_every_parameter_learns(model: Any):
     texts = captions(16)
     batch = CaptionBatch(images(8), texts, texts.roll(-1, 1), 112)
     caption_loss(model.train(), batch, 0.1, model.attention_tape()).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 1e-9, name
+    laws.has_learnt(model)
 
 
 def test_a_model_builds_on_the_meta_device(model: Any):
-    with torch.device("meta"):
-        ghost = Captioner(model.config)
-        logits = ghost(images(2).float().to("meta"), captions(4).to("meta"))
-    assert all(p.is_meta for p in ghost.parameters())
-    assert logits.shape == (4, 7, 23)
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
+    some, texts = images(2), captions(4)
+    laws.builds_on_meta(model, lambda each: each(*laws.like(each, some, texts)))
 
 
 def test_save_then_load_is_the_identity(model: Any, tmp_path: Path):
-    model = model.float()
-    save_config(tmp_path, model, name="captioner", task="caption", about={})
-    save_weights(tmp_path, state_of(model))
-    again, _ = load_folder(tmp_path)
-    assert again.config == model.config
-    with torch.no_grad():
-        ours, theirs = (each(images(2).float(), captions(4)) for each in (model, again))
-    assert (ours - theirs).abs().max() <= 1e-5 * max(1, ours.abs().max())  # memory is laid anew
-    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    some, texts = images(2).float(), captions(4)
+    laws.survives_its_folder(model, tmp_path, "caption", lambda each: each(some, texts), 1e-5)
 
 
 def test_watching_changes_nothing_and_sees_every_word_look(model: Any):

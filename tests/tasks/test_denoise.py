@@ -22,10 +22,12 @@ from regard.files.weights import state_of
 from regard.layers.block import BlockConfig
 from regard.metrics.image import psnr
 from regard.models.denoiser import Denoiser, DenoiserConfig, mirrored, noise_level
-from regard.models.folder import load_folder, save_config, save_weights
+from regard.models.folder import save_config, save_weights
 from regard.recipes import RECIPES, recipe
 from regard.tasks.vision.denoise import DENOISE, NoisyCrops
 from regard.viewer.placement import token_weights
+from tests.models import laws
+from tests.models.laws import close
 from tests.zoo import ANIMALS
 from tests.zoo import bar as bars
 
@@ -61,10 +63,6 @@ def model(request) -> Denoiser:
 def images(count: int = 3, size: tuple[int, int] = (16, 16), dtype=torch.float64) -> Tensor:
     rand = torch.Generator().manual_seed(1)
     return torch.rand((count, 1, *size), generator=rand, dtype=torch.float64).to(dtype)
-
-
-def close(ours: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(ours, right, atol=1e-10, rtol=0)
 
 
 # The model
@@ -131,27 +129,12 @@ def test_every_parameter_learns(model: Denoiser):
 
 
 def test_a_model_builds_on_the_meta_device(model: Denoiser):
-    with torch.device("meta"):
-        ghost = Denoiser(model.config)
-        made = ghost(torch.zeros(2, 1, 16, 16, device="meta"))
-    assert made.shape == (2, 1, 16, 16) and all(p.is_meta for p in ghost.parameters())
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    assert {name: p.shape for name, p in ghost.named_parameters()} == shapes
-    assert not dict(ghost.named_buffers())
+    laws.builds_on_meta(model, lambda each: each(*laws.like(each, images(2))))
 
 
 def test_save_then_load_is_the_identity(model: Denoiser, tmp_path: Path):
-    model = model.float()
-    save_config(tmp_path, model, name="denoiser", task="denoise", about={})
-    save_weights(tmp_path, state_of(model))
-    again, _ = load_folder(tmp_path)
-    assert again.config == model.config
-    with torch.no_grad():
-        some = images(dtype=torch.float32)
-        right = model(some, 0.1)
-        close = 2e-5 * max(1.0, float(right.abs().max()))
-        torch.testing.assert_close(again(some, 0.1), right, atol=close, rtol=0)
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    some = images(dtype=torch.float32)
+    laws.survives_its_folder(model, tmp_path, "denoise", lambda each: each(some, 0.1), 2e-5)
 
 
 def test_watching_changes_nothing_and_tells_the_truth(model: Denoiser, monkeypatch):
