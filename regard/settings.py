@@ -489,6 +489,7 @@ def _type_name(hint: Any) -> str:
     return _TYPE_NAMES.get(hint, (getattr(hint, "__name__", str(hint)), ""))[0]
 
 
+@cache
 def _nested(hint: Any) -> type | None:
     """Return the dataclass that an annotation names, `| None` or not."""
     for kind in (hint, *get_args(hint)):

@@ -98,7 +98,8 @@ def test_int8_has_the_same_bits_with_and_without_vnni(tmp_path, monkeypatch):
         monkeypatch.setattr(native, "plain", lambda made=made: made)
         model = regard.load("en-zh")
         answers = model.run(LINES, quantise="int8", n_best=3, scores=True)
-        assert model.decoder.engine.library is made and model.decoder.engine.dtype == torch.int8
+        engine = model.predictor.decoder.engine
+        assert engine.library is made and engine.dtype == torch.int8
         found[library.name] = answers
     v4 = found.get("x86_64-v4.so")
     assert found.get("x86_64-v4-vnni.so", v4) == v4

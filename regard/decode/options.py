@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -25,6 +26,12 @@ def penalty(name: str, alpha: float | None = None) -> Divisor:
     exponent = usual if alpha is None else alpha
     if not -inf < exponent < inf:
         raise UsageError(f"alpha={exponent} is not a number; 0 means no length penalty")
+    return _divided(divisor, exponent)
+
+
+@cache
+def _divided(divisor: Callable[[Any, float], Any], exponent: float) -> Divisor:
+    """The same function for the same penalty, so that what was made by it can be found again."""
     return lambda length: divisor(length, exponent)
 
 

@@ -166,7 +166,9 @@ class SentenceDecoder:
                 n_best=options.n_best,
                 divisor=divisor,
                 stopping=stopping,
-                enough=enough_texts(options.beam, options.n_best, divisor, stopping),
+                enough=enough_texts(
+                    options.beam, options.n_best, divisor, stopping, constraints.patience
+                ),
                 bos=constraints.bos,
                 eos=constraints.eos,
                 ends=constraints.ends,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,24 +30,34 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 class Scope:
-    """Where kernels are switched on: for the modules of a model, as they are now."""
+    """Where kernels are switched on: for a model with the modules that it has then."""
 
     def __init__(self, model: object, frozen: bool, dtype: torch.dtype = torch.float32):
-        # held, so that no other object gets the number of one of them
         module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
             raise UsageError(
                 f"{model!r:.60} is no model; give a module, or what regard.load returned"
             )
-        self.modules, self.members = [module], {id(module)}
-        for one in self.modules:  # as modules() finds them, at a tenth of its cost
-            new = [m for m in one._modules.values() if m is not None and id(m) not in self.members]
-            self.modules += new
-            self.members.update(map(id, new))
+        self.model = module
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
         # weights laid out anew, only where weights are frozen: by the module's id
         self.copies: dict[int, Any] | None = {} if frozen else None
         self.half = frozen and dtype == torch.bfloat16  # whether products may be in bfloat16
+
+    @cached_property
+    def members(self) -> dict[int, Any]:
+        """The modules by their ids; held, so that no other object gets the id of one of them."""
+        found = {id(self.model): self.model}
+        left = [self.model]
+        for one in left:  # as modules() finds them, at a tenth of its cost
+            new = {id(m): m for m in one._modules.values() if m is not None and id(m) not in found}
+            left += new.values()
+            found.update(new)
+        return found
+
+    def covers(self, module: object) -> bool:
+        """True if a module is the model or one of its modules."""
+        return module is self.model or id(module) in self.members
 
 
 _SCOPE: ContextVar[Scope | None] = ContextVar("fast", default=None)
@@ -78,7 +89,7 @@ def fast(
 def scope(of: object = None) -> Scope | None:
     """Return where kernels are switched on, if they are: for a module, if one is given."""
     active = _SCOPE.get()
-    return active if active is None or of is None or id(of) in active.members else None
+    return active if active is None or of is None or active.covers(of) else None
 
 
 def kernels(of: object = None) -> ctypes.CDLL | None:

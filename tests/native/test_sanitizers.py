@@ -26,7 +26,7 @@ RUN = """
 import sys
 from regard import native
 from regard.native import build
-build.FLAGS += {flags!r}
+build._FLAGS += {flags!r}
 build.COMPILE_SECONDS = 900
 assert native.library() is not None, "the kernels could not be compiled"
 import pytest

@@ -5,6 +5,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -93,6 +94,7 @@ class Engine:
         *packed, _, _, head, bias = self._weights()  # embeddings are read where they lie
         self.numbers = native.numbers([*packed, head, bias])
         self.tables: dict[int, Tensor] = {}  # of positions, by the embedding
+        self.divided: tuple[Any, Tensor] = None, torch.empty(0)
         self.checksum = self._checksum()
         self.handle = self._pack()
 
@@ -177,18 +179,17 @@ class Engine:
         job.stopping, job.enough = STOPPINGS.index(stopping), enough
         job.bos, job.eos, job.ends = bos, eos, len(ends)
         job.threads = max(1, min(torch.get_num_threads(), len(order), _MOST_THREADS))
-        job.rows = max(_ROWS[self.dtype], beam, reads)
+        # no more than can be used at once, as memory that is new takes time
+        most = max(len(order) * beam, sum(map(len, sources)))
+        job.rows = max(min(_ROWS[self.dtype], most), beam, reads)
         job.longest, job.reads = longest + 1, reads
         count = len(order) * n_best
-        lengths = torch.tensor([0, *(len(sources[i]) for i in order)])
         arrays = {
             "ids": torch.tensor([x for i in order for x in sources[i]], dtype=torch.int32),
             "end": torch.tensor([*ends, 0], dtype=torch.int32),
-            "first": lengths.cumsum(0),
+            "first": torch.tensor([*accumulate((len(sources[i]) for i in order), initial=0)]),
             "limit": torch.tensor([limits[i] for i in order]),
-            "divisor": torch.tensor(
-                [1.0, *(divisor(n) for n in range(1, longest + 2))], dtype=torch.float64
-            ),
+            "divisor": self._divisors(divisor, longest),
             "source_at": self._positions(self.parts.source, reads),
             "target_at": self._positions(self.parts.target, longest),
             "source_bias": _biases(self.parts.source.position, reads, 2 * reads - 1),
@@ -205,13 +206,22 @@ class Engine:
         if not self.library.regard_translate(self.handle, ctypes.byref(job)):
             return None
         counts, steps, scores = (arrays[x].tolist() for x in ("counts", "steps", "scores"))
+        written, likely = arrays["texts"].numpy(), arrays["passed"].numpy()
         texts: list[list[EngineText]] = [[] for _ in sources]
         for place, (many, passed) in enumerate(zip(counts, steps, strict=True)):
             if many >= 0:
-                ids = arrays["texts"][place, :many].tolist()
-                found = EngineText(ids, arrays["passed"][place, :passed].tolist(), scores[place])
-                texts[order[place // n_best]].append(found)
+                both = written[place, :many].tolist(), likely[place, :passed].tolist()
+                texts[order[place // n_best]].append(EngineText(*both, scores[place]))
         return texts
+
+    def _divisors(self, divisor: Callable[[int], float], longest: int) -> Tensor:
+        """Divisors of log-probabilities, by the number of tokens, up to so many or more."""
+        known, table = self.divided
+        if known is not divisor or len(table) < longest + 2:
+            each = [1.0, *(divisor(n) for n in range(1, longest + 2))]
+            table = torch.tensor(each, dtype=torch.float64)
+            self.divided = divisor, table
+        return table
 
     def _positions(self, embed: TokenEmbedding, count: int) -> Tensor:
         """What positions add to the embeddings of so many tokens, or of more."""
