@@ -31,6 +31,7 @@ from regard.viewer.picture import Picture
 
 _READ = "read_"  # keys of config.json that say how the data of the training were read
 _READ_AS = ("column", "metric")  # such keys without that beginning
+_PLAIN = (str, int, float, type(None))  # values of settings that cannot change in place
 
 A = TypeVar("A", bound=Answer[Any])
 
@@ -57,6 +58,7 @@ class Runner(Generic[A]):
         self.family = str(self.config.get("family", ""))
         self.trained: Split | None = None  # what it was trained on, and what was held out
         self._defaults = fill(task.predictor.Settings, self.predictor.defaults)  # of runs
+        self._completed: tuple[tuple[Any, ...], Any] = (), self._defaults  # as last given
 
     # of what type model and codec are, the parts of one row know of each other
 
@@ -99,9 +101,13 @@ class Runner(Generic[A]):
 
     def check(self, settings: Mapping[str, Any]) -> Any:
         """Settings of a run, completed from what a user gave and the model's own defaults."""
-        completed = self._defaults
-        if settings:
-            completed = fill(self.task.Run, settings, base=completed)
+        # converted once for settings that stay the same from call to call, such as beam=5
+        given = tuple((key, type(value), value) for key, value in settings.items())
+        known, completed = self._completed
+        if given != known:
+            completed = fill(self.task.Run, settings, base=self._defaults)
+            if all(isinstance(value, _PLAIN) for value in settings.values()):
+                self._completed = given, completed
         return self.predictor.check(completed)
 
     def _filled(self, kind: type, settings: Mapping[str, Any]) -> Any:

@@ -63,7 +63,7 @@ def known_functions(*owners: Any) -> Functions:
 
 def unchanged_functions(known: Functions) -> bool:
     """True if each function is still what it was."""
-    return all(place.get(name) is value for place, name, value in known)
+    return all([place.get(name) is value for place, name, value in known])
 
 
 _CLASSES = [
