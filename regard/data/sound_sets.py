@@ -226,7 +226,7 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
     faults = RowFaults(path, options.broken == "skip", setting="broken=skip")
     rows: list[_Row] = []
     size = 0
-    for row, _, _ in _parse_rows(path, table, [options], faults.add):
+    for row, _, _ in _parse_rows(path, table, options, faults.add):
         size += len(row.content) if isinstance(row.content, bytes) else 0
         if size > _MOST_PACKED:
             raise UsageError(f"{row.where}: the sounds so far take over 2 GB; use fewer")
@@ -239,14 +239,15 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
 def _parse_rows(
     path: Path,
     table: Table,
-    tried: Sequence[SoundOptions],
+    options: SoundOptions,
     add_fault: Callable[[Fault], None],
+    optional: bool = False,
 ) -> Iterator[tuple[_Row, Value, Any]]:
     """Yield each row, what stands in the table, and the key of the sound in it.
 
-    The options are the first of those tried for which the table has columns.
+    There may be no column of an `optional` target.
     """
-    options, keys = tried[0], None
+    keys = None
     locate = _own_path if lay_in_memory(path) else partial(path_inside, path.parent)
     for number, value, fault in table:
         if fault is not None:
@@ -254,7 +255,7 @@ def _parse_rows(
         if value is None:
             continue
         if keys is None:
-            options, keys, header = _choose_options(path, table, value, tried)
+            keys, header = _choose_columns(path, table, value, options, optional)
             if header:
                 continue
         try:
@@ -265,34 +266,21 @@ def _parse_rows(
             yield row, value, keys[0]
 
 
-def _choose_options(
-    path: Path, table: Table, value: Value, tried: Sequence[SoundOptions]
-) -> tuple[SoundOptions, tuple[Any, Any], bool]:
-    """Return the first options for which there are columns, these, and if the row is a header."""
-    *others, last = tried
-    for options in others:
-        try:
-            return options, *_choose_columns(path, table, value, options)
-        except UsageError:
-            continue
-    return last, *_choose_columns(path, table, value, last)
-
-
 def _refuse(fault: Fault) -> None:
     raise UsageError(fault.message)
 
 
 def listed_sounds(path: Path) -> Iterator[tuple[str | bytes, dict[str, Any]]]:
     """Yield the sounds that a table names, from its own folder on, each beside its row."""
-    tried = [SoundOptions("text"), SoundOptions("none")]  # with transcripts, or without
-    for row, value, key in _parse_rows(path, Table(path, encoding="auto"), tried, _refuse):
+    rows = _parse_rows(path, Table(path, encoding="auto"), SoundOptions(), _refuse, optional=True)
+    for row, value, key in rows:
         name = row.where if isinstance(row.content, bytes) else value[key]
         told = {"text": row.text} if row.text else {}
         yield row.content, {**(value if isinstance(value, dict) else told), "audio": name}
 
 
 def _choose_columns(
-    path: Path, table: Table, value: Value, options: SoundOptions
+    path: Path, table: Table, value: Value, options: SoundOptions, optional: bool
 ) -> tuple[tuple[Any, Any], bool]:
     """Choose the columns or keys of sound and target, and tell whether the row is a header."""
     keyed = isinstance(value, dict)
@@ -325,7 +313,12 @@ def _choose_columns(
     if options.target == "none":
         return (sound, None), header
     others = [column for column in columns if column != sound]
-    return (sound, choose(given[1], TARGETS[options.target], options.target, others)), header
+    try:
+        return (sound, choose(given[1], TARGETS[options.target], options.target, others)), header
+    except UsageError:
+        if not optional:
+            raise
+        return (sound, None), header
 
 
 def _parse_row(
@@ -337,7 +330,7 @@ def _parse_row(
 ) -> _Row:
     sound, target = (None if key is None else _cell(value, key) for key in keys)
     text = "" if keys[1] is None else text_at({"target": target}, ("target",)).strip()
-    if not text and options.target != "none":
+    if not text and keys[1] is not None:
         raise BadRow("empty", f"the {options.target} is empty", "fill it or remove the row")
     pair = ("", text) if options.labelled else (text, "")
     content = cell_bytes(sound)

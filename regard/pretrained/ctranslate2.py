@@ -132,16 +132,13 @@ def _fill(spec: Any, model: Any) -> None:
             at = torch.arange(model.config.max_length).unsqueeze(-1)
             nothing = torch.zeros(1, len(at), model.config.block.width)
             side.position_encodings.encodings = _array(embed.position.embed(nothing, at)[0])
-    for layer, block in zip(encoder.layer, model.encoder, strict=True):
-        _self_attention(layer.self_attention, block.attention)
-        _norm(layer.self_attention.layer_norm, block.around_attention.norm)
-        _feed_forward(layer.ffn, block.feed_forward)
-        _norm(layer.ffn.layer_norm, block.around_feed_forward.norm)
     for layer, block in zip(decoder.layer, model.decoder, strict=True):
-        _self_attention(layer.self_attention, block.attention)
-        _norm(layer.self_attention.layer_norm, block.around_attention.norm)
         _cross_attention(layer.attention, block.cross)
         _norm(layer.attention.layer_norm, block.around_cross.norm)
+    blocks = [*model.encoder, *model.decoder]
+    for layer, block in zip([*encoder.layer, *decoder.layer], blocks, strict=True):
+        _self_attention(layer.self_attention, block.attention)
+        _norm(layer.self_attention.layer_norm, block.around_attention.norm)
         _feed_forward(layer.ffn, block.feed_forward)
         _norm(layer.ffn.layer_norm, block.around_feed_forward.norm)
     if model.config.block.order == "pre":
