@@ -4,7 +4,7 @@
 apply. The table is open: put one of your own before the others, and every model uses it.
 
 Attention is computed in three more places, which are tested against the same oracle but cannot be
-entries here: the C kernels of whole blocks (regard/native/train.c and decode.c, which
+entries here: the C kernels of whole blocks (regard/native/train.c and write.c, which
 `layers.fast.run.run_blocks` chooses) never hand out one layer's queries and keys; and the windowed
 bilateral filter and non-local means (regard/filters) go through the offsets of the window and
 weigh each pair of pixels once for both sides, in running sums, without a matrix of scores. As an

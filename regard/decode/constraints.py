@@ -135,9 +135,20 @@ def usual_limit(length: int) -> int:
     return min(MAX_TEXT_TOKENS, 10 + length + length // 2)
 
 
-def forbid(*ids: int) -> Callable[[Tensor, Tensor], Tensor]:
+@dataclass(frozen=True)
+class Forbid:
+    """Tokens that are never generated."""
+
+    ids: tuple[int, ...]
+
+    def __call__(self, logits: Tensor, written: Tensor) -> Tensor:
+        """Logits (b, vocab) of -inf for these tokens, in place."""
+        return logits.index_fill_(1, logits.new_tensor(self.ids).long(), -inf)
+
+
+def forbid(*ids: int) -> Forbid:
     """Never generate these tokens."""
-    return lambda logits, written: logits.index_fill_(1, logits.new_tensor(ids).long(), -inf)
+    return Forbid(ids)
 
 
 def stop_repetition(times: int = 8, longest: int = 32, eos: int = EOS) -> Adjust:

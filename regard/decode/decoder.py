@@ -5,12 +5,13 @@ neither is among the ids that are returned.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.decode.constraints import UNCONSTRAINED, Constraints
+from regard.decode.constraints import UNCONSTRAINED, Constraints, Forbid
 from regard.decode.options import DEFAULT, Decoding
 from regard.decode.search import BeamSearch, Hypothesis, LeftToRight, Search, hypothesis
 from regard.decode.writer import Writer, WriterState
@@ -136,12 +137,58 @@ def decode(
     constraints: Constraints = UNCONSTRAINED,
 ) -> list[list[Hypothesis]]:
     """Hypotheses of each source (b, s), by beam search, greedily or by sampling."""
+    found = _in_one_call(writer, source, lengths, options, constraints)
+    if found is not None:
+        return found
     decoder = Decoder(writer, options)
     rows = decoder.admit(source, lengths, constraints)
     texts: dict[int, list[Hypothesis]] = {}
     while len(decoder):
         texts |= decoder.step()
     return [texts[row] for row in rows]
+
+
+@torch.inference_mode()
+def _in_one_call(
+    writer: Any,
+    source: Tensor,
+    lengths: Tensor | None,
+    options: Decoding,
+    constraints: Constraints,
+) -> list[list[Hypothesis]] | None:
+    """Greedy texts by a kernel that makes all steps, if the writer has one that knows all this."""
+    options.check()
+    drawn = options.sampling and options.temperature != 0
+    if (
+        not hasattr(writer, "continue_texts")
+        or drawn
+        or max(options.beam, options.n_best) > 1
+        or constraints.prefix is not None
+        or constraints.on_token is not None
+        or source.ndim != 2
+        or not source.numel()
+        or not all(type(change) is Forbid for change in constraints.adjust)
+    ):
+        return None
+    begin = constraints.first_tokens(source).tolist()
+    limits = constraints.limits(source, lengths, options.max_length)
+    read = [source.shape[1]] * len(source) if lengths is None else lengths.tolist()
+    if min(read) < 1:
+        return None
+    rows = zip(source.tolist(), read, begin, strict=True)
+    never = [x for change in constraints.adjust for x in cast(Forbid, change).ids]
+    eos, ends = constraints.eos, [constraints.eos, *constraints.ends]
+    found = writer.continue_texts(
+        [[*ids[: n - 1], *first] for ids, n, first in rows], limits, ends=ends, never=never
+    )
+    if found is None:
+        return None
+    texts = []
+    for ids, likely in found:
+        passed = list(accumulate(likely))
+        kept = ids[:-1] if ids[-1] == eos else ids
+        texts.append([hypothesis(kept, passed, passed[-1] / options.divisor(len(passed)))])
+    return texts
 
 
 @torch.inference_mode()

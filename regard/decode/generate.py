@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard import native
 from regard.data.batches import pad
 from regard.data.seeds import mix
 from regard.data.tokenizer import Tokenizer
@@ -83,6 +84,7 @@ class TextStreamer:
         """Pass on what is still missing of a text."""
         if len(text) > self.sent:
             self.on_text(text[self.sent :])
+            native.doubt()  # it may have changed the model
             self.sent = len(text)
 
 

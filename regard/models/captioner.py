@@ -344,4 +344,4 @@ class Captioner(nn.Module):
 
     def step(self, ids: Ids, state: Any) -> tuple[Float[Tensor, "b l vocab"], Any]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head.step_logits(self.decoder.step(ids, state)), state
+        return self.head.step_logits(self.decoder.step(ids, state), state), state

@@ -321,4 +321,4 @@ class Conformer(nn.Module):
     def step(self, ids: Ids, state: State) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         x = self._writer.step(ids, state)
-        return self.head.step_logits(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x, state.caches[0]).view(*ids.shape, -1), state

@@ -8,13 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Mask
+from regard.attention.multihead import Memory
 from regard.attention.once import one_pass
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.half import half_memories
-from regard.layers.fast.kernels import CrossMemory, reads_memory
 from regard.layers.fast.run import run_blocks
+from regard.layers.fast.stack import CrossMemory, reads_memory
 from regard.layers.shapes import Ids, Vectors
 from regard.layers.vocabulary import VocabularyLinear
 from regard.models.state import State, take_caches
@@ -58,7 +59,9 @@ class TransformerDecoder(nn.ModuleList):
         memories = half_memories(list(self), memory)
         if memories is None:
             memories = [block.cross.read(memory) for block in self.blocks()]
-        if not reads_memory(list(self), memory):
+        if reads_memory(list(self), memory):
+            memories = [Memory(one.k.contiguous(), one.v.contiguous()) for one in memories]
+        else:
             memories = [one.to(memory.dtype).by_columns() for one in memories]
         layers = [block.attention for block in self.blocks()]
         caches = take_caches(layers, len(memory), memory)

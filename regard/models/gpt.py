@@ -24,6 +24,8 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
+from regard.layers.fast.greedy import Parts, continue_texts, why_not_greedy
+from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
 from regard.layers.norm import NORMS
@@ -352,4 +354,34 @@ class GPT(nn.Module):
             near = Sliding(cast(int, window), at, everything) & mask
         masks, tokens = self._by_layer(mask, near), ids.reshape(state.sentences, -1)
         x = self._read(tokens, at, everything, masks, state.caches)
-        return self.head.step_logits(x).view(*ids.shape, -1), state
+        return self.head.step_logits(x, state.caches[0]).view(*ids.shape, -1), state
+
+    def continue_texts(
+        self,
+        texts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        *,
+        ends: Sequence[int] = (),
+        never: Sequence[int] = (),
+    ) -> list[tuple[list[int], list[float]]] | None:
+        """The most likely tokens after each text and their log-probabilities, all steps in C.
+
+        Returns nothing where the kernel does not know the model exactly.
+        """
+        more = {"ends": ends, "never": never}
+        return continue_texts(self, self._parts(), _FUNCTIONS, texts, limits, **more)
+
+    def why_no_engine(self) -> str:
+        """Why `continue_texts` gives none; "" where it gives some."""
+        if (parts := self._parts()) is None:
+            return f"{type(self).__name__} with a {self.config.prompt} prompt"
+        return why_not_greedy(self, parts, _FUNCTIONS)
+
+    def _parts(self) -> Parts | None:
+        """What a kernel must know of it, unless it is another class or reads in another way."""
+        if type(self) is not GPT or self.config.prompt != "causal":
+            return None
+        return Parts(self.embed, list(self.blocks), self.norm, self.head, self.config.window)
+
+
+_FUNCTIONS = known_functions(GPT)

@@ -60,4 +60,4 @@ class StatefulDecoder(nn.Module):
         self, ids: Ids, state: RecurrentState
     ) -> tuple[Float[Tensor, "b l vocab"], RecurrentState]:
         """Read the next tokens of all hypotheses and return the logits after each."""
-        return self.head.step_logits(self._read(ids, state)), state
+        return self.head.step_logits(self._read(ids, state), state), state

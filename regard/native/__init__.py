@@ -32,7 +32,13 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 class Scope:
     """Where kernels are switched on: for a model with the modules that it has then."""
 
-    def __init__(self, model: object, frozen: bool, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        model: object,
+        frozen: bool,
+        dtype: torch.dtype = torch.float32,
+        kept: dict[object, Any] | None = None,
+    ):
         module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
             raise UsageError(
@@ -40,8 +46,10 @@ class Scope:
             )
         self.model = module
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use
+        self.kept = {} if kept is None else kept  # those with packed weights, for longer than this
         # weights laid out anew, only where weights are frozen: by the module's id
         self.copies: dict[int, Any] | None = {} if frozen else None
+        self.dtype = dtype
         self.half = frozen and dtype == torch.bfloat16  # whether products may be in bfloat16
 
     @cached_property
@@ -70,6 +78,7 @@ def fast(
     *,
     frozen: bool = False,
     dtype: torch.dtype = torch.float32,
+    kept: dict[object, Any] | None = None,
 ) -> Iterator[None]:
     """Let kernels compute what they know exactly of a model, while the block runs.
 
@@ -77,13 +86,23 @@ def fast(
     adapters, ...) is recognised at each call and left to PyTorch. `on=False` switches kernels off
     inside. `frozen=True` promises that the model does not change inside: then it is checked once
     for each text that is decoded, and weights may be laid out anew. With `dtype=torch.bfloat16`,
-    too, encoders that a kernel knows multiply in bfloat16, and sum in float32.
+    too, encoders that a kernel knows multiply in bfloat16, and sum in float32; with `torch.int8`
+    texts are written by products in bytes, or not at all. Packed weights are put into `kept`, for
+    those who come back.
     """
-    token = _SCOPE.set(Scope(model, frozen, dtype) if on else None)
+    token = _SCOPE.set(Scope(model, frozen, dtype, kept) if on else None)
     try:
         yield
     finally:
         _SCOPE.reset(token)
+
+
+def doubt() -> None:
+    """Look at a model anew before the next step: others may have had it in their hands."""
+    if (active := _SCOPE.get()) is not None:
+        for _, fingerprint in (*active.plans.values(), *active.kept.values()):
+            if fingerprint is not None:
+                fingerprint.checked.clear()
 
 
 def scope(of: object = None) -> Scope | None:

@@ -221,6 +221,18 @@ static inline void finish_stack(const Desk *k, const float *weight, const float 
   }
 }
 
+/* a token's row of a table, scaled, and what its place adds, if it adds anything */
+static inline void embed(const float *table, long row, long column, const float *at, double scale, long token, long place,
+                         long width, float *x) {
+  table += token * row;
+  if (column == 1)
+    for (long c = 0; c < width; c++) x[c] = table[c] * (float)scale;
+  else
+    for (long c = 0; c < width; c++) x[c] = table[c * column] * (float)scale;
+  if (at)
+    for (long c = 0; c < width; c++) x[c] += at[place * width + c];
+}
+
 static inline void feed_forward(Desk *k, const Block *b, long rows) {
   const float *in = enter(k, b->norm_2, b->shift_2, rows);
   round_for(k, rows, in, &b->inner);

@@ -1,6 +1,7 @@
 /* A piece of work on several threads, of a stack that does not depend on the shell's limits. */
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 typedef struct {
   void (*part)(const void *job, long part, long parts);
@@ -59,7 +60,8 @@ static inline void meet(Team *team) {
     return;
   }
   for (long tries = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; tries++)
-    if (tries > 4000) sched_yield(); /* it may wait for this processor */
+    if (tries > 20000) nanosleep(&(struct timespec){0, 20000}, 0); /* others have the processor */
+    else if (tries > 10000 && tries % 1000 == 0) sched_yield();
 }
 
 static void *be_member(void *given) {

@@ -72,15 +72,6 @@ typedef struct {
   Way *found;
 } Worker;
 
-static void embed(const float *table, long row, long column, const float *at, double scale, int token, long place,
-                  long width, float *x) {
-  table += token * row, at += place * width;
-  if (column == 1)
-    for (long c = 0; c < width; c++) x[c] = table[c] * (float)scale + at[c];
-  else
-    for (long c = 0; c < width; c++) x[c] = table[c * column] * (float)scale + at[c];
-}
-
 /* read sentences into their memory, all of their tokens as rows */
 static void encode(Worker *k, Group *group, const Sentence *some, long count) {
   const Engine *e = k->desk.engine;

@@ -59,6 +59,7 @@ class Runner(Generic[A]):
         self.trained: Split | None = None  # what it was trained on, and what was held out
         self._defaults = fill(task.predictor.Settings, self.predictor.defaults)  # of runs
         self._completed: tuple[tuple[Any, ...], Any] = (), self._defaults  # as last given
+        self._packed: dict[object, Any] = {}  # weights as kernels have them, while they hold
 
     # of what type model and codec are, the parts of one row know of each other
 
@@ -255,7 +256,7 @@ class Runner(Generic[A]):
             torch.set_num_threads(threads)
         try:
             dtype = DTYPES[getattr(settings, "dtype", "float32")]
-            with fast(self.model, frozen=True, dtype=dtype):
+            with fast(self.model, frozen=True, dtype=dtype, kept=self._packed):
                 yield
         finally:
             if threads:

@@ -6,6 +6,7 @@ Nothing is assumed of a part but what is checked here. Anything unknown means Py
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import is_
+from threading import RLock
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
@@ -42,6 +43,8 @@ _KNOWN_POSITIONS = frozenset(POSITIONS.values())
 _ROTATING = (Rotary, Yarn)
 _KNOWN_FEED_FORWARDS = (FeedForward, GatedFeedForward)
 _KNOWN_NORMS = (LayerNorm, GainNorm, RMSNorm)
+_one_at_a_time = RLock()
+_NO_PLAN = (None, None)
 # what an instance may have instead of what its class says
 _OVERRIDES = ("forward", "_call_impl", "_compiled_call_impl", "_slow_forward")
 
@@ -317,24 +320,40 @@ class Fingerprint:
 
 
 def checked_plan(
-    name: str, modules: Sequence[nn.Module], make: Callable[[], Any], during: object = None
+    name: str,
+    modules: Sequence[nn.Module],
+    make: Callable[[], Any],
+    during: object = None,
+    packed: bool = False,
 ) -> Any:
     """Plan of a kernel for modules, made anew if more than numbers has changed.
 
+    One that has `packed` numbers is also asked whether it still `holds` those of the modules.
     Where a model is frozen that is checked once for each text (as long as its cache, `during`,
     lives), and then only whether somebody has added a hook or replaced a function.
+
+    Args:
+        name: kind of plan
+        modules: what it is made of
+        make: makes it, or nothing if a part is not known
+        during: what lives as long as the text
+        packed: whether it is kept for those who come back
     """
     scope = native.scope(modules[0])
     if scope is None or traced() or not unpatched():
         return None
-    key = (name, *map(id, modules))
-    made, fingerprint = scope.plans.get(key, (None, None))
+    key, plans = (name, scope.dtype, *map(id, modules)), scope.kept if packed else scope.plans
+    made, fingerprint = found = plans.get(key, _NO_PLAN)
     if fingerprint is not None and scope.copies is not None and during in fingerprint.checked:
         return made if fingerprint.unhooked() else None
-    if fingerprint is not None and fingerprint.same():
-        if during is not None:
-            fingerprint.checked.add(during)
-        return made
-    made = make()
-    scope.plans[key] = (made, Fingerprint(modules)) if made is not None else (None, None)
+    if fingerprint is None or not fingerprint.same() or (packed and not made.holds()):
+        with _one_at_a_time:
+            if plans.get(key, _NO_PLAN) is not found:  # another thread has made it
+                return checked_plan(name, modules, make, during, packed)
+            plans.pop(key, None)  # there may be no room for both
+            made = make()
+            fingerprint = None if made is None else Fingerprint(modules)
+            plans[key] = _NO_PLAN if made is None else (made, fingerprint)
+    if fingerprint is not None and during is not None:
+        fingerprint.checked.add(during)
     return made

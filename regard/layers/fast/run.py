@@ -9,7 +9,8 @@ from regard import native
 from regard.attention.masks import Mask
 from regard.attention.multihead import Cache
 from regard.attention.once import one_pass
-from regard.layers.fast.kernels import CrossMemory, try_kernel
+from regard.layers.fast.kernels import try_kernel
+from regard.layers.fast.stack import CrossMemory, refuse_int8
 
 
 def run_blocks(
@@ -45,6 +46,8 @@ def run_blocks(
         y = try_kernel(stack, x, norm, at, masks, bias, caches, memory)
         if y is not None:
             return y
+        if caches is not None:
+            refuse_int8(stack[0])
     read = [()] * len(stack) if memory is None else [(one.to(x.dtype),) for one in memory.layers]
     shared = {"bias": bias, "memory_mask": memory and memory.mask}
     with one_pass():

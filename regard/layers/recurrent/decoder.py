@@ -81,7 +81,7 @@ class Tanh(nn.Module):
 _READOUTS: dict[str, type[Maxout] | type[Tanh]] = {"maxout": Maxout, "tanh": Tanh}
 
 
-@dataclass
+@dataclass(eq=False)
 class RecurrentState:
     """The state of decoding: sentences with their memory, and hypotheses with their cells' states.
 
