@@ -43,6 +43,7 @@ IN_C = {
     "train.c:attend": "the C kernel for training, alone or in a block",
     "train.c:attend_back": "its gradient",
     "vector.h:exp_lanes": "the exponential itself",
+    "vector.h:exp_near": "the same, to fewer digits",
     "write.c:read_vocabulary": "the log-probabilities of the most likely tokens",
     "write.c:choose": "the same, of all stretches of the vocabulary",
     "block.h:attend_by": "the engine's attention",
