@@ -61,6 +61,7 @@ _NOT_DECODING = ("alignment_head", "rules")  # keys of generation_config.json th
 
 S = TypeVar("S", bound=TrainSettings, default=TrainSettings)
 R = TypeVar("R", bound=RunSettings, default=RunSettings)
+O = TypeVar("O", default=RunSettings)  # noqa: E741  settings by which an answer is shown
 L = TypeVar("L", default=LookSettings)  # settings of look
 E = TypeVar("E", bound=EvalSettings, default=EvalSettings)
 D = TypeVar("D", bound=Dataset[Any], default=Dataset[Any])
@@ -69,14 +70,14 @@ P = TypeVar("P", default=Any)  # predictions of a model for a part of data
 I = TypeVar("I", default="One")  # noqa: E741  one input, as a user gives it
 
 
-class Answer(Named, Generic[R]):
+class Answer(Named, Generic[O]):
     """The prediction for one input; str() is what `regard run` prints, fields are read by name."""
 
-    def lines(self, settings: R) -> Iterator[str]:
+    def lines(self, settings: O) -> Iterator[str]:
         """Lines that `regard run` prints."""
         yield str(self)
 
-    def record(self, settings: R) -> dict[str, Any]:
+    def record(self, settings: O) -> dict[str, Any]:
         """Fields that the prediction adds to a JSON line."""
         raise NotImplementedError
 
@@ -639,7 +640,7 @@ def usual_settings(
 
 
 def build_model(
-    name: str, config: Any, settings: Any, origin: Origin | None, fresh: str = ""
+    name: str, config: Any, settings: TrainSettings, origin: Origin | None, fresh: str = ""
 ) -> Any:
     """Model of a family with weights drawn by the seed, or those of the model to start from.
 

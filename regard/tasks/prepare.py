@@ -35,6 +35,7 @@ from regard.tasks.frame.recipe import (
     update_recipe,
     write_recipe,
 )
+from regard.tasks.frame.settings import TrainSettings
 from regard.tasks.parts import Choice, Lesson, Settled, Task
 from regard.tasks.runner import Runner
 from regard.training import distributed
@@ -167,7 +168,7 @@ class PreparedRun:
     """
 
     task: Task
-    settings: Any
+    settings: TrainSettings
     folder: Path
     origin: Origin | None
     data: Dataset[Any]
@@ -365,7 +366,7 @@ def record_plans(folder: Path, plans: Sequence[Plan]) -> None:
 
 
 def check_unchanged(
-    folder: Path, begun: dict[str, Any] | None, facts: Mapping[str, Any], settings: Any
+    folder: Path, begun: dict[str, Any] | None, facts: Mapping[str, Any], settings: TrainSettings
 ) -> None:
     """Refuse to resume a run whose frozen weights, or whose teacher, are others now."""
     if begun is None:
@@ -421,7 +422,7 @@ def _plan(values: Mapping[str, Any], run: PreparedRun, started: float) -> Plan:
     return make_plan(settings, epoch=_epoch(settings, training), cost=cost, seconds=left)
 
 
-def _epoch(settings: Any, training: Training) -> float | None:
+def _epoch(settings: TrainSettings, training: Training) -> float | None:
     """Steps that read everything once, if that is asked."""
     if settings.epochs is None:
         return None

@@ -26,13 +26,17 @@ from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
+from regard.tasks.frame.settings import EvalSettings, RunSettings
 from regard.tasks.parts import Answer, Codec, OnText, ReadsPairs, Streaming, System, Task
 from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
 
 _READ = "read_"  # keys of config.json that say how the data of the training were read
 _READ_AS = ("column", "metric")  # such keys without that beginning
 _PLAIN = (str, int, float, type(None))  # values of settings that cannot change in place
 
+Given = One | Sequence[Any]  # one input: a text, a file, an array, words, messages
+Asked = RunSettings | EvalSettings | LookSettings  # completed settings of a verb
 A = TypeVar("A", bound=Answer[Any])
 
 
@@ -161,7 +165,7 @@ class Runner(Generic[A]):
         """The column of a table that is read, of these names."""
         return input_column(names, self.usual_columns, columns, self.columns)
 
-    def inputs_of(self, given: Any, settings: Any) -> tuple[list[Any], bool]:
+    def inputs_of(self, given: Any, settings: Asked) -> tuple[list[Any], bool]:
         """Inputs that were given, and whether it was one input rather than several.
 
         Of the rows of a table (a frame, a dict of columns, records) one column is read: the one
@@ -182,7 +186,7 @@ class Runner(Generic[A]):
             )
         return inputs, one
 
-    def inputs_at(self, path: str, settings: Any) -> FoundInputs | None:
+    def inputs_at(self, path: str, settings: Asked) -> FoundInputs | None:
         """The inputs that a file or folder is; None where they are its lines or rows."""
         return self.inputs.found(path, self.format, getattr(settings, "columns", None))
 
@@ -223,7 +227,7 @@ class Runner(Generic[A]):
             raise UsageError(f"on_text= follows one answer; give one input, not {len(inputs)}")
         return answers[0] if one else answers
 
-    def answer(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[A]:
+    def answer(self, inputs: list[Any], settings: Asked, *, first: int = 0) -> list[A]:
         """Answers to inputs in their order, by settings that `check` has completed."""
         inputs = [self.inputs.check(given, settings, self.format) for given in inputs]
         with self.using(settings):
@@ -239,7 +243,7 @@ class Runner(Generic[A]):
         """Whether an empty text has an answer."""
         return self.predictor.from_nothing
 
-    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> A:
+    def stream(self, given: Given, settings: RunSettings, on_text: OnText, *, first: int = 0) -> A:
         """Answer one input, and pass its text on piece by piece while it is generated."""
         if not isinstance(self.predictor, Streaming):
             raise UsageError(f"{self.name} answers all at once; leave on_text out")
@@ -248,7 +252,7 @@ class Runner(Generic[A]):
             return self.predictor.stream(given, settings, on_text, first=first)
 
     @contextmanager
-    def using(self, settings: Any) -> Iterator[None]:
+    def using(self, settings: Asked) -> Iterator[None]:
         """Use the threads that are asked for, and kernels, while the model is not changed."""
         before = torch.get_num_threads()
         threads = getattr(settings, "threads", None)
@@ -344,9 +348,9 @@ class Runner(Generic[A]):
             **judged.fields,
         )
 
-    def _with_columns(self, settings: Any) -> Any:
+    def _with_columns(self, settings: EvalSettings) -> EvalSettings:
         """Settings of eval that name the columns of the training, if the data have these."""
-        path, part = Path(settings.data), settings.part
+        path, part = Path(str(settings.data)), settings.part
         files = named_files(path).get(part, []) if is_folder(path) else [path]
         names = names_in(files[0]) if len(self.columns) > 1 and files and files[0].exists() else []
         known = names and set(self.columns) <= set(names)
@@ -365,7 +369,7 @@ class Runner(Generic[A]):
 
     # Looking
 
-    def picture(self, given: Any, **settings: Any) -> Picture:
+    def picture(self, given: Given, **settings: Any) -> Picture:
         """Answer one input and gather where the model looked."""
         from regard.viewer.rollout import follow
 
@@ -377,11 +381,11 @@ class Runner(Generic[A]):
             seen = seen.units(seen)
         return seen if trace is None else replace(seen, tree=beam_tree(trace, self.predictor))
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: Given, settings: Asked) -> Picture:
         """Where the model looked at one input, by settings that are completed."""
         return self.predictor.explain(self.inputs.check(given, settings, self.format), settings)
 
-    def question(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def question(self, given: Given, settings: Asked, expected: Any = None) -> Question:
         """An input with the model's answer and its log-probability."""
         given = self.inputs.check(given, settings, self.format)
         found = self.predictor.answer_logprobs(given, settings, expected)
@@ -393,7 +397,7 @@ class Runner(Generic[A]):
             )
         return found
 
-    def probe(self, given: Any) -> Question:
+    def probe(self, given: Given) -> Question:
         """What of an input is compared before and after a change of the model."""
         settings = self.look_settings({})
         given = self.inputs.check(given, settings, self.format)

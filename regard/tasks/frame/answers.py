@@ -4,20 +4,57 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from regard.decode.alignment import Alignment
 from regard.errors import UsageError
 from regard.metrics.outliers import NONE
+from regard.tasks.frame.settings import RunSettings
+from regard.tasks.labels.settings import OneLabelRun
 from regard.tasks.parts import Answer
 
+
+class ShowsScores(Protocol):
+    """Settings that say whether an answer is printed with its score."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether it is."""
+        ...
+
+
+class ShowsAlignments(ShowsScores, Protocol):
+    """The same, of texts that may be given and aligned."""
+
+    @property
+    def forced(self) -> bool:
+        """Whether texts are given, to be scored."""
+        ...
+
+    @property
+    def alignments(self) -> str:
+        """How alignments are written, if they are."""
+        ...
+
+
+class ShowsTags(ShowsScores, Protocol):
+    """The same, of tags."""
+
+    @property
+    def format(self) -> str:
+        """How tags are written, a key of TAG_FORMATS."""
+        ...
+
+
+N = TypeVar("N", bound=ShowsScores, default=ShowsScores)
 _IN_RECORD = 100  # labels whose probabilities a JSON line has
 
 
 @dataclass(frozen=True, repr=False)
-class Classified(Answer):
+class Classified(Answer[OneLabelRun]):
     """The labels of one text, and how likely each label is."""
 
     labels: Sequence[str]  # all that the model knows
@@ -59,7 +96,7 @@ class Classified(Answer):
         """Return the numbers of all labels, the most probable first."""
         return np.argsort(-self.probabilities, kind="stable").tolist()
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: OneLabelRun) -> Iterator[str]:
         """Write the labels as lines, each with its probability if asked."""
         rows = [self.chosen]
         if settings.n_best > 1:
@@ -72,7 +109,7 @@ class Classified(Answer):
             names = ",".join(self.labels[i] for i in row)
             yield f"{names}\t{probs}" if settings.scores else names
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: OneLabelRun) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         ranked = {
             self.labels[i]: round(float(self.probabilities[i]), 6)
@@ -105,7 +142,7 @@ class Valued(Answer):
 
     probability = label
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: RunSettings) -> dict[str, Any]:
         """Return the fields that the prediction adds to a JSON line."""
         return {"prediction": self.value, **({"cut": True} if self.cut else {})}
 
@@ -123,13 +160,13 @@ class Embedded(Answer):
     def __str__(self) -> str:
         return " ".join(f"{number:.8g}" for number in self.vector.tolist())
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: RunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         fields = {"prediction": [float(f"{number:.8g}") for number in self.vector.tolist()]}
         return {**fields, "cut": True} if self.cut else fields
 
 
-class NBest(Answer):
+class NBest(Answer[N]):
     """An answer with a score; `others` are the next best."""
 
     others: list[Any]
@@ -142,20 +179,20 @@ class NBest(Answer):
         """Return what a JSON line says of it alone."""
         raise NotImplementedError
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: N) -> Iterator[str]:
         """Write the answers as lines, each with its score after ` ||| ` if asked for."""
         scored = settings.scores or getattr(settings, "forced", False)
         for one in [self, *self.others]:
             yield f"{one} ||| {one.certainty():.6f}" if scored else str(one)
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: N) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         rows = [one.fields() for one in [self, *self.others]]
         return {**rows[0], "n_best": rows} if self.others else rows[0]
 
 
 @dataclass
-class RankedText(NBest):
+class RankedText(NBest[N]):
     """A text with its score; `others` are the next best."""
 
     text: str
@@ -196,7 +233,7 @@ class Filled(NBest):
         fields = {"prediction": self.text, "words": self.words}
         return {**fields, "probability": round(self.probability, 6)}
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: ShowsScores) -> dict[str, Any]:
         """Return the fields of a JSON line, with the candidates of each mask."""
         masks = [
             [{"word": word, "probability": round(p, 6)} for word, p in some]
@@ -228,13 +265,13 @@ class Written(NBest):
 
 
 @dataclass
-class Generated(RankedText):
+class Generated(RankedText[ShowsAlignments]):
     """A generated text with its score; `others` are the next best hypotheses."""
 
     logprob: float = 0.0
     alignment: Alignment | None = None
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: ShowsAlignments) -> Iterator[str]:
         """Write the hypotheses as lines, each with what was asked for after ` ||| `."""
         for answer in [self, *self.others]:
             parts = [answer.text]
@@ -253,7 +290,7 @@ class Generated(RankedText):
 
 
 @dataclass(frozen=True)
-class Tagged(Answer):
+class Tagged(Answer[ShowsTags]):
     """The words of one text, their tags, and the probabilities of these."""
 
     words: Sequence[str]
@@ -263,39 +300,39 @@ class Tagged(Answer):
     def __str__(self) -> str:
         return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: ShowsTags) -> Iterator[str]:
         """Write the words with their tags, and the probabilities of these if asked."""
         yield from TAG_FORMATS[settings.format](self, settings)
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: ShowsTags) -> dict[str, Any]:
         """Return the fields that the prediction adds to a JSON line."""
         fields: dict[str, Any] = {"prediction": list(self.tags), "words": list(self.words)}
         if settings.scores:
             fields["probabilities"] = [round(value, 6) for value in self.probabilities]
         return fields
 
-    def rows(self, settings: Any) -> Iterator[tuple[str, ...]]:
+    def rows(self, settings: ShowsTags) -> Iterator[tuple[str, ...]]:
         """Return a word, its tag and, if asked, its probability, one after the other."""
         for word, tag, value in zip(self.words, self.tags, self.probabilities, strict=True):
             yield (word, tag, f"{value:.4f}") if settings.scores else (word, tag)
 
 
-def _columns(tagged: Tagged, settings: Any) -> Iterator[str]:
+def _columns(tagged: Tagged, settings: ShowsTags) -> Iterator[str]:
     yield from ("\t".join(row) for row in tagged.rows(settings))
     yield ""
 
 
-def _slash(tagged: Tagged, settings: Any) -> Iterator[str]:
+def _slash(tagged: Tagged, settings: ShowsTags) -> Iterator[str]:
     yield " ".join("/".join(row) for row in tagged.rows(settings))
 
 
-def _jsonl(tagged: Tagged, settings: Any) -> Iterator[str]:
+def _jsonl(tagged: Tagged, settings: ShowsTags) -> Iterator[str]:
     fields = tagged.record(settings)
     whole = {"words": fields.pop("words"), "tags": fields.pop("prediction"), **fields}
     yield json.dumps(whole, ensure_ascii=False)
 
 
-TAG_FORMATS: dict[str, Callable[[Tagged, Any], Iterator[str]]] = {
+TAG_FORMATS: dict[str, Callable[[Tagged, ShowsTags], Iterator[str]]] = {
     "slash": _slash,
     "columns": _columns,
     "jsonl": _jsonl,
@@ -311,10 +348,10 @@ class Unread(Answer):
     def __str__(self) -> str:
         return ""
 
-    def lines(self, settings: Any) -> Iterator[str]:
+    def lines(self, settings: RunSettings) -> Iterator[str]:
         """Leave the lines of the answer empty."""
         yield from [""] * getattr(settings, "n_best", 1)
 
-    def record(self, settings: Any) -> dict[str, Any]:
+    def record(self, settings: RunSettings) -> dict[str, Any]:
         """Return the fields of a JSON line."""
         return {"prediction": None, "error": self.why}

@@ -11,6 +11,7 @@ from regard.data.pairs import Pair
 from regard.data.parts import Dataset
 from regard.errors import UsageError
 from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
+from regard.tasks.frame.settings import TrainSettings
 
 TOKENS = 32  # of a probe
 
@@ -18,7 +19,9 @@ TOKENS = 32  # of a probe
 class Film:
     """Keeps pictures of some inputs in the folder of a run, every so many steps."""
 
-    def __init__(self, task: Any, data: Dataset[Any], settings: Any, folder: Path, steps: int):
+    def __init__(
+        self, task: Any, data: Dataset[Any], settings: TrainSettings, folder: Path, steps: int
+    ):
         from regard.viewer.movie import MAX_PROBES
 
         self.task, self.folder, self.asked = task, folder, settings.watch_every

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from regard.errors import UsageError
 from regard.files.weights import state_of
@@ -52,7 +51,7 @@ class Origin:
         """Tell whether the model did the same task with the same labels, so its head is kept."""
         return (self.config.get("task"), self.config.get("labels")) == (task, labels)
 
-    def initialise(self, model: nn.Module, fresh: str = "") -> str:
+    def initialise(self, model: Any, fresh: str = "") -> str:
         """Copy the weights into a model of the same shape, but for those that are fresh.
 
         `fresh` is how the names of new weights begin, such as those of a new head; a head of

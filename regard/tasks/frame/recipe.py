@@ -17,7 +17,7 @@ from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
 from regard.files.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
-from regard.tasks.frame.settings import flat
+from regard.tasks.frame.settings import TrainSettings, flat
 
 # settings that may differ when a run is resumed, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
@@ -30,7 +30,7 @@ _REWRITTEN = {"config.json", "generation_config.json"}
 
 def check_resume(
     folder: Path,
-    settings: Any,
+    settings: TrainSettings,
     data: str,
     split: Split | None = None,
     only: Collection[str] | None = None,
@@ -81,7 +81,9 @@ def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
     return [f"{folder} was begun {note}: it goes on, but rounds otherwise" for note in notes]
 
 
-def write_recipe(folder: Path, task: str, settings: Any, data: str, more: dict[str, Any]) -> dict:
+def write_recipe(
+    folder: Path, task: str, settings: TrainSettings, data: str, more: dict[str, Any]
+) -> dict:
     """Write recipe.json: everything that the run depends on, fully resolved."""
     recipe = {
         "regard": __version__,

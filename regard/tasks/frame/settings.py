@@ -3,12 +3,15 @@
 import dataclasses
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.data.parts import PARTS
 from regard.settings import setting
 from regard.tasks.frame.tune import TUNES
 from regard.training.step import LoopSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # short keys of every task for fields of its model's config
 SHORT: dict[str, str | tuple[str, ...]] = {
@@ -95,13 +98,13 @@ def derived(name: str, *bases: type) -> Any:
     return make_dataclass(name, [], bases=bases, frozen=True)
 
 
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+def flat(settings: "DataclassInstance", prefix: str = "") -> dict[str, Any]:
     """Lay nested settings out by dotted keys, as a user would write them."""
     rows: dict[str, Any] = {}
     for item in dataclasses.fields(settings):
         value = getattr(settings, item.name)
         key = prefix + item.metadata.get("key", item.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             rows |= flat(value, key + ".")
         else:
             rows[key] = list(value) if isinstance(value, tuple) else value

@@ -1,12 +1,15 @@
 """What of a trained model learns when it is trained on: all, its head, or low-rank additions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from regard.errors import UsageError, lookup
 from regard.layers.lora import adapt, adapters
+
+if TYPE_CHECKING:
+    from regard.tasks.frame.settings import TrainSettings
 
 HEAD = "head."
 
@@ -15,10 +18,10 @@ class Tune(NamedTuple):
     """How much of a model learns, and how fast: the rate times the width of the model."""
 
     rate: float
-    choose: Callable[[nn.Module, Any, str], list[nn.Parameter]]
+    choose: Callable[[nn.Module, "TrainSettings", str], list[nn.Parameter]]
 
 
-def _all(model: nn.Module, settings: Any, fresh: str) -> list[nn.Parameter]:
+def _all(model: nn.Module, settings: "TrainSettings", fresh: str) -> list[nn.Parameter]:
     return list(model.parameters())
 
 
@@ -26,11 +29,11 @@ def _named(model: nn.Module, start: str) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if name.startswith(start)]
 
 
-def _head(model: nn.Module, settings: Any, fresh: str) -> list[nn.Parameter]:
+def _head(model: nn.Module, settings: "TrainSettings", fresh: str) -> list[nn.Parameter]:
     return _named(model, fresh or HEAD)
 
 
-def _lora(model: nn.Module, settings: Any, fresh: str) -> list[nn.Parameter]:
+def _lora(model: nn.Module, settings: "TrainSettings", fresh: str) -> list[nn.Parameter]:
     """Add to the matrices; a head that is new learns as well."""
     new = _named(model, fresh) if fresh else []
     adapt(model, settings.lora_on, settings.lora_rank, settings.lora_alpha, fresh)
@@ -50,7 +53,7 @@ def usual_rate(values: Mapping[str, Any], width: int) -> float:
     return lookup("tune", str(values.get("tune", "all")), TUNES).rate / width
 
 
-def check_tune(settings: Any, values: Mapping[str, Any]) -> None:
+def check_tune(settings: "TrainSettings", values: Mapping[str, Any]) -> None:
     """Refuse ways to tune that the settings give no meaning to."""
     if settings.tune != "all" and not settings.init:
         raise UsageError(
@@ -61,7 +64,7 @@ def check_tune(settings: Any, values: Mapping[str, Any]) -> None:
         raise UsageError(f"{given[0]}= does nothing with tune={settings.tune}; add tune=lora")
 
 
-def let_learn(model: nn.Module, settings: Any, fresh: str = "") -> None:
+def let_learn(model: nn.Module, settings: "TrainSettings", fresh: str = "") -> None:
     """Let only that learn which the settings choose; weights whose names begin fresh are new."""
     learning = {id(p) for p in TUNES[settings.tune].choose(model, settings, fresh)}
     for parameter in model.parameters():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from regard.tasks.frame.settings import SHORT as TASK_SHORT
 from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture, Recording
+from regard.viewer.settings import SoundLookSettings
 
 ConformerConfig, _ = family("conformer")
 SoundSource = Path | str | bytes | np.ndarray | Samples  # one sound, as a user gives it
@@ -120,6 +121,28 @@ class SoundEvalSettings(BootstrapSettings):
     )
 
 
+class SoundFilesAsked(Protocol):
+    """Settings that say how the files of a set are taken."""
+
+    @property
+    def columns(self) -> str | None:
+        """Columns of a table: path and text."""
+        ...
+
+    @property
+    def header(self) -> bool | None:
+        """Whether a table has a header row."""
+        ...
+
+    @property
+    def broken(self) -> str:
+        """What becomes of sounds that cannot be used."""
+        ...
+
+
+S = TypeVar("S", bound=SoundTrainSettings)
+
+
 @dataclass(frozen=True)
 class SoundCodec(MediaCodec):
     """The format of a model's sounds, its labels or tokenizer, and what else lies beside it."""
@@ -128,7 +151,7 @@ class SoundCodec(MediaCodec):
     modality = SOUND
     format: SoundFormat
 
-    def groups(self, inputs: Sequence[Any], settings: Any) -> Iterator[Any]:
+    def groups(self, inputs: Sequence[Any], settings: SoundRunSettings) -> Iterator[Any]:
         """Samples of sounds, as many at once as there is memory for."""
 
         def read(given: Any, notes: list[str]) -> np.ndarray | str:
@@ -147,11 +170,13 @@ class SoundCodec(MediaCodec):
         """Spectrograms (b, t, mels), and their frames (b)."""
         return pad_sounds([self.format.spectrogram(samples) for samples in raws], device)
 
-    def logits(self, model: Any, raws: Sequence[np.ndarray], settings: Any) -> Tensor:
+    def logits(self, model: Any, raws: Sequence[np.ndarray], settings: SoundRunSettings) -> Tensor:
         """Logits (n, labels) of sounds."""
         return model(*self.arguments(raws, next(model.parameters()).device))
 
-    def probabilities(self, model: Any, raws: Sequence[np.ndarray], settings: Any) -> np.ndarray:
+    def probabilities(
+        self, model: Any, raws: Sequence[np.ndarray], settings: SoundRunSettings
+    ) -> np.ndarray:
         """Probability of each label, (n, labels), for the samples of sounds."""
         device = next(model.parameters()).device
 
@@ -186,7 +211,9 @@ class SoundCodec(MediaCodec):
         grid = replace(grid, seconds=seconds)
         return {"tokens": names, "keys": keys, "grid": grid, "size": size}
 
-    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
+    def picture(
+        self, model: Any, given: SoundSource, settings: SoundLookSettings, describe: Any
+    ) -> Picture:
         """Watch a model while it answers a sound, and gather where it looked.
 
         `describe` answers samples (n,) as fields of the picture; a field `forward` is one pass over
@@ -273,14 +300,14 @@ class SoundCodec(MediaCodec):
         return [self.format.read(file) for file in first_files(folder, SUFFIXES)]
 
 
-def sound_options(settings: Any, target: str) -> SoundOptions:
+def sound_options(settings: SoundFilesAsked, target: str) -> SoundOptions:
     """How the files of a set are taken."""
     return SoundOptions(
         target, columns=settings.columns, header=settings.header, broken=settings.broken
     )
 
 
-def check_sound(settings: Any, origin: Origin | None) -> Any:
+def check_sound(settings: S, origin: Origin | None) -> S:
     """Refuse formats and augmentations that mean nothing; a model has the format of init."""
     settings.augment.check()
     if origin is not None and isinstance(origin.config.get("sound"), dict):
@@ -289,7 +316,7 @@ def check_sound(settings: Any, origin: Origin | None) -> Any:
     return replace(settings, model=replace(settings.model, mels=sound.mels))
 
 
-def read_training(settings: Any, options: SoundOptions) -> SoundData:
+def read_training(settings: SoundTrainSettings, options: SoundOptions) -> SoundData:
     """Sounds to train and to validate on."""
     return load_sounds(
         str(settings.data),
@@ -300,10 +327,10 @@ def read_training(settings: Any, options: SoundOptions) -> SoundData:
     )
 
 
-def read_sounds(runner: Any, settings: Any, options: SoundOptions) -> SoundData:
+def read_sounds(runner: Any, settings: SoundEvalSettings, options: SoundOptions) -> SoundData:
     """The part that is judged, as a model hears it."""
     return load_sounds(
-        settings.data,
+        str(settings.data),
         need=(settings.part,),
         valid=settings.valid,
         test=settings.test,
@@ -314,7 +341,7 @@ def read_sounds(runner: Any, settings: Any, options: SoundOptions) -> SoundData:
     )
 
 
-def parts_by_name(settings: Any) -> dict[str, Any]:
+def parts_by_name(settings: SoundTrainSettings) -> dict[str, Any]:
     """How parts are told apart by names, which evaluations go by."""
     parts = {key: getattr(settings, key) for key in ("valid", "test")}
     return {f"read_{key}": value for key, value in parts.items() if is_glob(value)}
@@ -369,7 +396,7 @@ class SoundBatches:
         self,
         sounds: Sounds,
         format: SoundFormat,
-        settings: Any,
+        settings: SoundTrainSettings,
         make: Callable[[np.ndarray, Tensor, Tensor], Any],
         too_short: Callable[[int, int], bool] = lambda i, frames: False,
     ):

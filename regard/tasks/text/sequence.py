@@ -175,13 +175,15 @@ class Sources(Generic[T]):
     as_given: Mapping[str, Any] = {}  # settings by which a source is read as it stands
     sentences = True  # whether it has sentences to be joined, and words to be aligned
 
-    def title(self, data: Any, settings: T) -> str:
+    def title(self, data: Dataset[Any], settings: T) -> str:
         """What a model card says that a model of such data is."""
-        return f"{data.source or 'source'} to {data.target or 'target'}"
+        pairs = cast(Corpus, data)
+        return f"{pairs.source or 'source'} to {pairs.target or 'target'}"
 
-    def about(self, data: Any, settings: T) -> dict[str, Any]:
+    def about(self, data: Dataset[Any], settings: T) -> dict[str, Any]:
         """What config.json says of the data of a training."""
-        return {"from": data.source, "to": data.target}
+        pairs = cast(Corpus, data)
+        return {"from": pairs.source, "to": pairs.target}
 
     def prepare(self, corpus: Corpus, settings: TrainSettings | EvalSettings) -> Corpus:
         """Pairs as the model reads them."""

@@ -125,11 +125,11 @@ class PrefixedTexts(Sources[TextSettings]):
     as_given = {"prefix": ""}  # pairs have their prefixes, which may differ from row to row
     sentences = False
 
-    def title(self, data: Any, settings: TextSettings) -> str:
+    def title(self, data: Dataset[Any], settings: TextSettings) -> str:
         """What it is trained on."""
         return f"text to text, learnt from {_OBJECTIVES[settings.objective]}"
 
-    def about(self, data: Any, settings: TextSettings) -> dict[str, Any]:
+    def about(self, data: Dataset[Any], settings: TextSettings) -> dict[str, Any]:
         """Prefix, metric and objective, and the language of targets."""
         about = {key: getattr(settings, key) for key in ("prefix", "metric", "objective")}
         return {**about, "to": data.target if isinstance(data, Corpus) else None}
