@@ -243,19 +243,65 @@ def _shown(value: Any) -> str:
     return "none" if value in (None, "") else str(value)
 
 
+def constants(module: ast.Module) -> dict[str, ast.AST]:
+    """Constants that a module defines, by name; a type variable is none."""
+    named: dict[str, ast.AST] = {}
+    for node in module.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if "TypeVar(" not in ast.unparse(node):
+            named |= {t.id: node for t in targets if isinstance(t, ast.Name) and t.id.isupper()}
+    return named
+
+
+def folder_of(home: str) -> str:
+    """Name of the package that a module is in; a package is in itself."""
+    return home if (ROOT / home.replace(".", "/")).is_dir() else home.rpartition(".")[0]
+
+
+def looked_up(modules: dict[str, ast.Module]) -> set[tuple[str, str]]:
+    """Folders and names of constants by which a table knows a module, such as INFO of a family.
+
+    Such a name is an attribute of a module that is not imported by name but found in a table
+    (`import_module(path).INFO`, `getattr(recipe, "EVAL", None)`); where it is, so are the
+    constants of the module that it is made of, such as the PRESETS of a family. It has one
+    meaning in all modules of a folder.
+    """
+    read: set[str] = set()
+    for module in modules.values():
+        nodes = list(ast.walk(module))
+        imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
+        bound = {each.asname or each.name for node in imports for each in node.names}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr.isupper():
+                read |= {node.attr} if ast.unparse(node.value) not in bound else set()
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+                key = node.args[1]
+                read |= {str(key.value)} if isinstance(key, ast.Constant) else set()
+    interface: set[tuple[str, str]] = set()
+    for home, module in modules.items():
+        own, folder = constants(module), folder_of(home)
+        for name in read & own.keys():
+            parts = {n.id for n in ast.walk(own[name]) if isinstance(n, ast.Name)}
+            interface |= {(folder, part) for part in parts & own.keys()}
+    return interface
+
+
 def two_meanings() -> tuple[set[str], set[str]]:
-    """Classes and public constants of several homes, and those imported from several."""
+    """Classes and public constants of several homes, and those imported from several.
+
+    A name by which a table knows the modules of a folder (`looked_up`) has the folder as its home.
+    """
     defined, imported = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-    for path in files():
-        module = tree(path)
-        home = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for node in module.body:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            names = [t.id for t in targets if isinstance(t, ast.Name) and t.id.isupper()]
-            names += [node.name] if isinstance(node, ast.ClassDef) else []
-            for name in names:
-                defined[name].add(home)
+    names = {p: ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in files()}
+    modules = {name.removesuffix(".__init__"): tree(path) for path, name in names.items()}
+    interface = looked_up(modules)
+    for home, module in modules.items():
+        folder = folder_of(home)
+        for name in constants(module):
+            defined[name].add(folder if (folder, name) in interface else home)
         for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef) and node in module.body:
+                defined[node.name].add(home)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regard"):
                 for each in node.names:
                     imported[each.name].add(str(node.module))

@@ -14,7 +14,7 @@ from regard.verbs import Call
 if TYPE_CHECKING:
     from regard.tasks.runner import Runner
 
-CHUNK = 512  # lines read before they are answered, which bounds memory for input of any length
+CHUNK_LINES = 512  # read before they are answered, which bounds memory for input of any length
 _LETTERS = 1_000_000  # and so many letters, if that is sooner
 
 Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
@@ -39,7 +39,7 @@ def run(call: Call) -> None:
     if not texts:
         if live and sys.stdin.isatty():
             return session(model, call.completed, sys.stdout)
-        size = 1 if sys.stdin.isatty() else CHUNK
+        size = 1 if sys.stdin.isatty() else CHUNK_LINES
         lines = read_lines(sys.stdin.buffer, column_of(model, call))
         print_answers(model, in_chunks(lines, size), call)
         return
@@ -119,7 +119,7 @@ def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int
     table = os.path.splitext(path)[1].lower() in TABLES
     found = model.inputs_at(path, call.completed)
     if found is not None and not found.rows:
-        parts = in_chunks(found.inputs, CHUNK)
+        parts = in_chunks(found.inputs, CHUNK_LINES)
         many = found.several
         return print_answers(model, parts, call, number, named=many, whole=not many)
     if kind == "folder":
@@ -129,10 +129,10 @@ def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int
         log(f"{path}: its {what} are answered{as_text}")
     if found or table:
         rows = found.inputs if found else table_rows(path, model, call)
-        return print_answers(model, in_chunks(rows, CHUNK), call, number)
+        return print_answers(model, in_chunks(rows, CHUNK_LINES), call, number)
     with opened(path) as file:
         lines = read_lines(file, column_of(model, call), path)
-        return print_answers(model, in_chunks(lines, CHUNK), call, number)
+        return print_answers(model, in_chunks(lines, CHUNK_LINES), call, number)
 
 
 def print_answers(

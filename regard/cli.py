@@ -13,7 +13,7 @@ from regard.errors import UsageError, as_json, lookup, printable, without_comman
 from regard.settings import parse
 from regard.verbs import VERBS, Call, Verb, resolve, spelled_anew
 
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return refuse("out of memory; choose a smaller size, batch_tokens or max_length")
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in _DISK_FULL:
             raise
         place = f"{error.filename}: " if error.filename else ""
         return refuse(f"{place}{(error.strerror or str(error)).lower()}; make room and try again")

@@ -16,7 +16,7 @@ _TYPES = {"text", "number", "path"}  # that are no names
 _ANY = "-"  # stands for a first word that names nothing known
 
 # what stands in a command so far, as "VERB WORD" -> what may come next
-Table = dict[str, tuple[str, ...]]
+_WordTable = dict[str, tuple[str, ...]]
 
 _BASH = r"""
 _regard_words() {
@@ -147,9 +147,9 @@ def script(shell: str) -> str:
     return Template(text).substitute(cases="\n".join(cases), any=_ANY).strip()
 
 
-def table() -> Table:
+def table() -> _WordTable:
     """All that can be completed."""
-    found: Table = {"": (*VERBS, *_FLAGS)}
+    found: _WordTable = {"": (*VERBS, *_FLAGS)}
     for verb in VERBS.values():
         names = verb.known_names() if verb.names else {}
         found[verb.name] = tuple(names)

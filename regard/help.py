@@ -14,7 +14,7 @@ from regard.tasks import task as task_class
 from regard.tasks.frame import settings as frame
 from regard.viewer.settings import LookSettings
 
-COLUMNS = 100  # of a page
+_COLUMNS = 100  # of a page
 # groups in the order of a page -> heading; others, such as sound., come with the model
 HEADINGS = {
     "data": "Data",
@@ -31,13 +31,15 @@ HEADINGS = {
 }
 # of each verb: settings of every task, keys of the verb itself, and the method of a model that
 # completes what is given
-TASK = Setting("task", "text", "none", "task to use the model for, if not its own", "", TASKS)
+_TASK = Setting("task", "text", "none", "task to use the model for, if not its own", "", TASKS)
 _OTHER = Setting("against", "text", "none", "other models to compare with", "scores", ())
-WORD = Setting("word", "text", "none", "word of the answer whose attention is shown", "picture", ())
+_WORD = Setting(
+    "word", "text", "none", "word of the answer whose attention is shown", "picture", ()
+)
 _USES: dict[str, tuple[type, tuple[Setting, ...], str]] = {
-    "Run": (frame.RunSettings, (TASK,), "check"),
-    "Eval": (frame.EvalSettings, (TASK, _OTHER), "eval_settings"),
-    "Look": (LookSettings, (TASK, WORD), "look_settings"),
+    "Run": (frame.RunSettings, (_TASK,), "check"),
+    "Eval": (frame.EvalSettings, (_TASK, _OTHER), "eval_settings"),
+    "Look": (LookSettings, (_TASK, _WORD), "look_settings"),
 }
 
 
@@ -129,4 +131,4 @@ def line(row: Setting, width: int) -> str:
     """One setting: its key, what it is, the type or the names to choose from, and the default."""
     kind = " | ".join(filter(None, row.names())) or row.type
     told = f"  {row.key:<{width}}  {row.help} ({kind}, {row.default or 'none'})"
-    return wrap(told, COLUMNS, subsequent_indent=" " * (width + 4), break_on_hyphens=False)
+    return wrap(told, _COLUMNS, subsequent_indent=" " * (width + 4), break_on_hyphens=False)

@@ -194,7 +194,7 @@ def test_the_files_compute_what_the_model_does(name, data, tmp_path):
     if runner.name not in ("images", "series", "sounds", "tag", "classify"):
         return
     # the model itself is as it was: nothing of the export is kept in it
-    again = export.PARTS[runner.name](runner).programs[0]
+    again = export.PROGRAMS[runner.name](runner).programs[0]
     (ours,) = again(*again.sample(3, min(5, again.longest)))
     assert ours.isfinite().all() and ours.std() > 0
 

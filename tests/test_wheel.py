@@ -94,7 +94,7 @@ def test_int8_has_the_same_bits_with_and_without_vnni(tmp_path, monkeypatch):
     for library in ready.build("gcc", tmp_path / "ready"):
         if not ready._works(library, "", None):
             continue
-        made = build._typed(ready.load(library), build.PLAIN)
+        made = build._typed(ready.load(library), build.PLAIN_KERNELS)
         monkeypatch.setattr(native, "plain", lambda made=made: made)
         model = regard.load("en-zh")
         answers = model.run(LINES, quantise="int8", n_best=3, scores=True)

@@ -20,6 +20,7 @@ from regard.tasks.frame.media import saved_format
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import LabelObjective
 from regard.tasks.labels.settings import saved_labels_and_baselines
+from regard.tasks.series import CLASSIFY_SERIES
 
 SUFFIX = ".clouds"
 
@@ -143,14 +144,14 @@ def read_test(runner, settings):
 
 
 TASK = replace(
-    series.TASK,
+    CLASSIFY_SERIES,
     name="clouds",
     holds="clouds of points and labels",
     inputs=CLOUDS,
     judge=LabelJudge(read_test),
     load_codec=load_codec,
     objective=LabelObjective(
-        LabelledClouds(), series.TrainSeries, series.TASK.sizes, series.TASK.short
+        LabelledClouds(), series.TrainSeries, CLASSIFY_SERIES.sizes, CLASSIFY_SERIES.short
     ),
     unit="clouds",
 )

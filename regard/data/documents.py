@@ -35,7 +35,7 @@ from regard.files import refuse
 
 TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", "source")
 _LAST = 0.1  # share of a running text that is kept for validation
-CHUNK = 500_000  # characters of a running text that are split into tokens at once
+CHUNK_CHARACTERS = 500_000  # characters of a running text that are split into tokens at once
 _MOST_TEXT = 20 * 2**30  # bytes of one file
 
 
@@ -296,7 +296,7 @@ def blocks(text: str, marks: str = "\n ") -> Iterator[str]:
     """Blocks of a long text, each cut behind the first of these marks that it holds, if any."""
     start = 0
     while start < len(text):
-        end = min(len(text), start + CHUNK)
+        end = min(len(text), start + CHUNK_CHARACTERS)
         if end < len(text):
             found = (text.rfind(mark, start, end) + 1 for mark in marks)
             end = next(filter(None, found), end)

@@ -19,7 +19,7 @@ _MAX_FEATURES = 99_999
 _MAX_LETTERS = 300  # of a feature; one of longer words is never common
 _MIN_COUNT = 2  # how often a feature must be seen to be learnt
 
-WORD = re.compile(
+_WORD = re.compile(
     r"""(?:https?://|www\.)\S+|[\w.+-]{1,64}@[\w-]{1,64}(?:\.\w{1,20}){1,4}
     |\d+(?:[.,:/]\d+)*|[^\W\d_](?:\.[^\W\d_])+\.?
     |\w+?(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|ll|re|ve)\b|\w+|\.{2,}|-{2,}|[^\w\s]""",
@@ -32,7 +32,7 @@ FeatureFunction = Callable[[Sequence[str]], list[tuple[str, ...]]]
 
 def split_words(text: str) -> list[str]:
     """Split a text into words and signs, the ends of don't and she's apart."""
-    return WORD.findall(text)
+    return _WORD.findall(text)
 
 
 @lru_cache(maxsize=100_000)

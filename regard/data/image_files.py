@@ -18,8 +18,8 @@ from PIL import Image
 from regard.data.columns import parse_columns, text_at
 from regard.data.image_format import (
     GREY,
+    IMAGE_SUFFIXES,
     MOST_PIXELS,
-    SUFFIXES,
     BrokenImage,
     ImageFormat,
     decoded,
@@ -49,11 +49,11 @@ from regard.errors import UsageError
 
 MOST_STORED = 4 * 2**30  # bytes of a set that is kept decoded; a larger one is read from its files
 _IMAGES = Media(
-    "image", frozenset(SUFFIXES), lambda content: not begins_as_sound(content), BrokenImage
+    "image", frozenset(IMAGE_SUFFIXES), lambda content: not begins_as_sound(content), BrokenImage
 )
-PART = "|".join(word for words in PARTS.values() for word in words)
-_IDX = re.compile(rf"^(t10k|{PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
-_MOSAIC = re.compile(rf"(?P<part>{PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
+_PART = "|".join(word for words in PARTS.values() for word in words)
+_IDX = re.compile(rf"^(t10k|{_PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
+_MOSAIC = re.compile(rf"(?P<part>{_PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
 
 
 class Item(NamedTuple):

@@ -20,8 +20,8 @@ from regard.errors import BrokenInput, UsageError
 from regard.files import refuse
 from regard.settings import setting
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 MOST_PIXELS = 64_000_000  # of one image: decoded, some 200 MB
 _MOST_BYTES = 2**30  # of one file
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}  # modes without colour
@@ -283,7 +283,7 @@ def open_image(source: Any, name: str = "") -> Image.Image:
         if isinstance(source, bytes):
             if not 0 < len(source) <= _MOST_BYTES:
                 raise BrokenImage(f"{name}: {len(source):,} bytes; expected an image")
-            return _bounded(Image.open(BytesIO(source), formats=FORMATS), name)
+            return _bounded(Image.open(BytesIO(source), formats=_FORMATS), name)
         path = Path(source)
         if not path.is_file():
             if path.is_dir():
@@ -292,11 +292,11 @@ def open_image(source: Any, name: str = "") -> Image.Image:
         if (size := path.stat().st_size) > _MOST_BYTES or not size:
             why = "over 1 GB" if size else "empty"
             raise BrokenImage(f"{name}: {why}; expected an image")
-        image = Image.open(path, formats=FORMATS)
+        image = Image.open(path, formats=_FORMATS)
     except UsageError:
         raise
     except UnidentifiedImageError:
-        kinds = ", ".join(FORMATS)
+        kinds = ", ".join(_FORMATS)
         raise BrokenImage(f"{name}: no image, or a broken one; expected {kinds}") from None
     except Image.DecompressionBombError as error:
         pixels = re.search(r"\d+", str(error))

@@ -19,7 +19,7 @@ from regard.files import cache_folder, make_folder, refuse, replacing, temporary
 
 # what rows without names are called, by how many values they have
 _NAMES = {1: ("text",), 2: ("source", "target"), 3: ("sentence1", "sentence2", "score")}
-LISTS = ("words", "tags")  # of a row of two lists
+_LISTS = ("words", "tags")  # of a row of two lists
 _EXPECTED = (
     "a path, a list of dicts or tuples, a pandas or polars frame, a dataset, or a dict of these "
     "by part (train, valid, test)"
@@ -206,7 +206,7 @@ def _with_names(row: Any, number: int) -> Mapping[str, Any]:
             "to three values"
         )
     lists = len(row) == 2 and all(isinstance(one, list | tuple) for one in row)
-    return dict(zip(LISTS if lists else _NAMES[len(row)], row, strict=True))
+    return dict(zip(_LISTS if lists else _NAMES[len(row)], row, strict=True))
 
 
 def _plain(value: Any) -> Any:

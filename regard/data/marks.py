@@ -31,7 +31,7 @@ MARKS = {
         "turn them into plain text, unless the model is to write them",
     ),
 }
-PATTERNS = {
+_PATTERNS = {
     "replaced": "\ufffd",
     "garbled": "Ã[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u201c-\u201e]|â€|Â[\u00a0-\u00bf]",
     "control": "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]",
@@ -39,7 +39,7 @@ PATTERNS = {
     "tab": "\t",
     "markup": r"&(?:amp|lt|gt|quot|apos|nbsp|\#\d{1,6});|</?[a-z]{1,10}/?>",
 }
-_EACH_MARK = {name: re.compile(pattern) for name, pattern in PATTERNS.items()}
+_EACH_MARK = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
 # A single class of first letters is searched many times faster than the alternatives.
 _MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u2060\ufeff\ufffd]")
 

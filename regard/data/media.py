@@ -20,7 +20,7 @@ from regard.files import refuse
 MOST_FILES = 20_000_000
 _MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only names and sizes are
 _CHECKED = 200  # entries looked at to tell whether a folder holds such files
-CHUNK = 256  # files decoded before they are handed on
+_CHUNK = 256  # files decoded before they are handed on
 LABELS = ("label", "labels", "class", "category", "target")
 BROKEN = {"refuse": None, "skip": None}
 
@@ -276,7 +276,7 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator
     """Apply a function to all items, several at once, in order, some at a time."""
     rest = iter(items)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        while some := list(islice(rest, CHUNK)):
+        while some := list(islice(rest, _CHUNK)):
             yield from pool.map(function, some)
 
 

@@ -19,7 +19,7 @@ _SECOND = (
     "tgt",
     "hypothesis",
 )
-SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "label")
+_SCORE_COLUMNS = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "label")
 
 
 class ScoredPair(NamedTuple):
@@ -88,7 +88,7 @@ class ScoredPairReader:
         names = [cell.strip() for cell in first]
         by_role = [
             next((name for name in names if name.casefold() in role), None)
-            for role in (_FIRST, _SECOND, SCORES)
+            for role in (_FIRST, _SECOND, _SCORE_COLUMNS)
         ]
         known = [name for name in by_role if name is not None]
         if len(known) == 3:

@@ -35,7 +35,7 @@ _LOOKED = 20  # rows by which a table is known
 _FEWEST = 3  # columns of numbers that make a table one of series, where no name says so
 _FILES = (".csv", ".tsv", ".npy")  # of one series each, that a table names
 # what a column of a table is -> its usual names
-ROLES: dict[str, tuple[str, ...]] = {
+COLUMN_ROLES: dict[str, tuple[str, ...]] = {
     "series": ("series", "values", "x"),
     "path": ("path", "file", "filename"),
     "id": ("id", "case", "case_id", "series_id", "sample_id", "recording"),
@@ -43,7 +43,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "label": ("label", "labels", "class", "category", "target", "y"),
 }
 # what columns= names, by how many it names
-COLUMNS = {1: ("label",), 2: ("path", "label"), 3: ("id", "time", "label")}
+_COLUMNS = {1: ("label",), 2: ("path", "label"), 3: ("id", "time", "label")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +328,7 @@ class SeriesTable:
         if self.options.header is not None:
             return self.options.header
         trained = self.options.trained or SeriesColumns()
-        known = {name for some in ROLES.values() for name in some}
+        known = {name for some in COLUMN_ROLES.values() for name in some}
         known |= {name.casefold() for name in trained.names}
         cells = (cell for row in first[1:] for cell in row)
         above = not any(map(is_number, filter(None, first[0]))) and any(map(is_number, cells))
@@ -380,7 +380,7 @@ class SeriesTable:
         """
         trained = self.options.trained or SeriesColumns()
         roles = {}
-        for role, words in ROLES.items():
+        for role, words in COLUMN_ROLES.items():
             own = str(getattr(trained, role)).casefold()
             if own.isdecimal() and not self.header and role != "label":
                 roles[role] = int(own) - 1
@@ -402,7 +402,7 @@ class SeriesTable:
     def _asked(self, columns: str) -> dict[str, int]:
         """Return the place of each column that columns= names."""
         asked = [name.strip() for name in columns.split(",")]
-        if len(asked) not in COLUMNS or "0" in asked:
+        if len(asked) not in _COLUMNS or "0" in asked:
             raise UsageError(
                 f"columns={columns:.60}; expected the label of a table of series, path,label of "
                 "one of files, or id,time,label of one of steps"
@@ -410,7 +410,7 @@ class SeriesTable:
         places = [column_of(name, self.header, str(self.path)) for name in asked]
         if self.first and max(places) >= len(self.first[0]):
             raise UsageError(f"{self.path}: {len(self.first[0])} columns; no column {max(asked)}")
-        roles = dict(zip(COLUMNS[len(asked)], places, strict=True))
+        roles = dict(zip(_COLUMNS[len(asked)], places, strict=True))
         if "path" in roles and self._fits("series", roles["path"]):
             roles["series"] = roles.pop("path")
         return roles
@@ -482,7 +482,7 @@ class SeriesTable:
     def described(self) -> str:
         """Say how the table is read: which column is taken for what."""
         known = self.columns
-        told = [f"{role} is {name:.30}" for role in ROLES if (name := getattr(known, role))]
+        told = [f"{role} is {name:.30}" for role in COLUMN_ROLES if (name := getattr(known, role))]
         told += [f"channels are {first_names(known.names)}"] if known.names else []
         told = [f": {', '.join(told)}"] if told else []
         return "".join([f"read as a table with {_LAYOUTS[known.layout]}", *told])

@@ -20,8 +20,8 @@ import soxr
 
 from regard.data.lines import missing
 from regard.data.sound_streams import (
-    HEAD,
-    SUFFIXES,
+    SIGNATURE_BYTES,
+    SOUND_SUFFIXES,
     Damage,
     after_id3,
     check_mp3,
@@ -32,7 +32,7 @@ from regard.data.sound_streams import (
 from regard.errors import BrokenInput, UsageError
 from regard.files import refuse
 
-__all__ = ["SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
+__all__ = ["SOUND_SUFFIXES", "BrokenSound", "SoundInfo", "open_sound", "read_sound", "sound_info"]
 
 _EXPECTED = "expected WAV (PCM or float), FLAC, Ogg (Vorbis or Opus) or MP3"
 _MOST_SECONDS = 3600.0  # of one sound: at 16 kHz, 230 MB
@@ -42,7 +42,7 @@ _NOT_SAID = 2**63 - 1  # frames, as libsndfile says that a header does not tell
 _MOST_CHANNELS = 32
 _RATES = (1000, 384_000)  # samples a second, least and most
 _MOST_LEVEL = 100.0  # of a float sample, where full scale is 1
-BLOCK = 2**18  # samples of all channels that are decoded at once
+BLOCK_SAMPLES = 2**18  # samples of all channels that are decoded at once
 _NO_LENGTH = 0x7FFF0000  # bytes from which on a WAV's size says that its writer did not know it
 _WIDTHS = {"PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}  # of a WAV
 # what libsndfile logs of a WAV: bytes of a frame, and of all samples
@@ -240,7 +240,7 @@ def _kind(file: BinaryIO, name: str) -> str:
         raise BrokenSound(f"{name}: {'over 4 GB' if size else 'empty'}; {_EXPECTED}")
     file.seek(0)
     file.seek(start := after_id3(file.read(10)))
-    kind = kind_of_sound(file.read(HEAD))
+    kind = kind_of_sound(file.read(SIGNATURE_BYTES))
     if kind is None or (start and kind not in ("mp3", "flac")):
         raise BrokenSound(f"{name}: no sound that is known by its first bytes; {_EXPECTED}")
     file.seek(0)
@@ -277,7 +277,8 @@ def _check_wav(coded: soundfile.SoundFile, name: str) -> None:
 
 def _blocks(coded: soundfile.SoundFile) -> Iterator[np.ndarray]:
     """Yield what is decoded, and refuse if it is less than the header says."""
-    block, total = np.empty((max(1, BLOCK // coded.channels), coded.channels), np.float32), 0
+    rows = max(1, BLOCK_SAMPLES // coded.channels)
+    block, total = np.empty((rows, coded.channels), np.float32), 0
     while frames := coded.buffer_read_into(block, "float32"):
         total += frames
         yield block[:frames]

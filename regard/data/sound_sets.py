@@ -26,7 +26,7 @@ from regard.data.media import (
     is_set,
     split_labels,
 )
-from regard.data.sound_files import SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
+from regard.data.sound_files import SOUND_SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
 from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Fault, RowFaults, Table, Value
 from regard.errors import UsageError
@@ -36,7 +36,7 @@ _MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
 _AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
 TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
-SOUNDS = Media("sound", frozenset(SUFFIXES), begins_as_sound, BrokenSound)
+SOUNDS = Media("sound", frozenset(SOUND_SUFFIXES), begins_as_sound, BrokenSound)
 
 
 class SoundItem(NamedTuple):

@@ -23,8 +23,8 @@ class Damage(Exception):
     """What is wrong with a stream."""
 
 
-SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
-HEAD = 4096  # bytes that tell
+SOUND_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
+SIGNATURE_BYTES = 4096  # bytes that tell
 
 
 def kind_of_sound(head: bytes) -> str | None:
@@ -43,7 +43,7 @@ def after_id3(head: bytes) -> int:
 def begins_as_sound(content: bytes) -> bool:
     """Tell whether the bytes of a file are those of a sound."""
     start = after_id3(content)
-    return kind_of_sound(content[start : start + HEAD]) is not None
+    return kind_of_sound(content[start : start + SIGNATURE_BYTES]) is not None
 
 
 def _is_ogg(head: bytes) -> bool:

@@ -27,7 +27,7 @@ from regard.data.lines import (
 )
 from regard.errors import UsageError
 
-HEAD = 1000  # rows by which a header is known
+_HEADER_ROWS = 1000  # rows by which a header is known
 _HEAD_SIZE = 4_000_000  # characters of them
 _BATCH = 1000  # rows of an Arrow table made at once
 _MOST_PACKED = 4 * 2**30  # bytes of a packed Parquet file, which is unpacked in memory
@@ -116,7 +116,7 @@ class Table:
         for row in rows:
             self.head.append(row)
             size += sum(map(len, row.value)) if isinstance(row.value, list) else 0
-            if len(self.head) == HEAD or size > _HEAD_SIZE:
+            if len(self.head) == _HEADER_ROWS or size > _HEAD_SIZE:
                 break
         yield from self.head
         yield from rows
@@ -500,8 +500,8 @@ _READERS: dict[str, Callable[[Table], Iterator[TableRow]]] = {
 
 # Headers
 
-NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
-WORD = re.compile(r"[^\W\d][\w-]{0,39}")
+_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
+_WORD = re.compile(r"[^\W\d][\w-]{0,39}")
 
 
 def like_header(rows: Sequence[Sequence[str]], at: Sequence[int]) -> bool | None:
@@ -514,7 +514,7 @@ def like_header(rows: Sequence[Sequence[str]], at: Sequence[int]) -> bool | None
         return False
     first, others = rows[0], rows[1:]
     at = [i for i in at if i < len(first)]
-    named = all(NAME.fullmatch(first[i].strip()) and len(first[i].split()) <= 3 for i in at)
+    named = all(_NAME.fullmatch(first[i].strip()) and len(first[i].split()) <= 3 for i in at)
     if not named or not others or not at or len({first[i] for i in at}) < len(at):
         return False
     columns = [[row[i].strip() for row in others if i < len(row)] for i in range(len(first))]
@@ -523,9 +523,9 @@ def like_header(rows: Sequence[Sequence[str]], at: Sequence[int]) -> bool | None
             return True
     if not all(columns[i] for i in at):
         return False
-    plain = all(WORD.fullmatch(first[i].strip()) for i in at)
+    plain = all(_WORD.fullmatch(first[i].strip()) for i in at)
     # other rows may be as short, such as those of a list of words
-    alike = any(all(i < len(row) and WORD.fullmatch(row[i].strip()) for i in at) for row in others)
+    alike = any(all(i < len(row) and _WORD.fullmatch(row[i].strip()) for i in at) for row in others)
     last = columns[at[-1]]
     if len(at) > 1 and len(last) >= 6 and 2 * len(set(last)) <= len(last):  # labels
         if first[at[-1]].strip() in last:

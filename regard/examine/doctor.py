@@ -24,7 +24,7 @@ from regard.tasks.runner import Runner
 MOST = 10_000  # rows of a part that are looked at, unless all are asked for
 _MOST_SENTENCES = 3000  # with a tag for each word
 _MOST_FILES = 500  # that are images or sounds
-SIZES = ("tiny", "small", "base", "big")
+_SIZES = ("tiny", "small", "base", "big")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DoctorSettings:
     test: str | None = setting(None, "test part: a file, or a share of train")
     pattern: str | None = setting(None, "sounds: file names with labels, as in training")
     size: str | None = setting(
-        None, "model size to forecast; that of a training unless given", choices=SIZES
+        None, "model size to forecast; that of a training unless given", choices=_SIZES
     )
     full: bool = setting(False, "look at all rows, however long it takes")
 

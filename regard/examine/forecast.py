@@ -18,8 +18,8 @@ from regard.tasks.frame.recipe import parameters
 from regard.tasks.prepare import PreparedRun, prepare
 from regard.training.step import one_step
 
-STEPS = 3  # that are measured, besides the first, which counts only where it takes all the time
-SECONDS = 0.8  # after which no further step is begun
+MEASURED_STEPS = 3  # besides the first, which counts only where it takes all the time
+_SECONDS = 0.8  # after which no further step is begun
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _measure_steps(run: PreparedRun) -> tuple[float, float, int]:
     optimiser = PlainAdam(model)
     times, reads = [], []
     started = time.perf_counter()
-    while len(times) <= STEPS and (not times or time.perf_counter() - started < SECONDS):
+    while len(times) <= MEASURED_STEPS and (not times or time.perf_counter() - started < _SECONDS):
         begun, first = time.perf_counter(), not times
         with _counting_saved(model, saved if first else {}):
             _, _, read, _ = one_step(model, training, run.settings, optimiser, len(times), 1e-4)

@@ -16,7 +16,7 @@ from regard.data.table import kind_of
 from regard.errors import UsageError
 from regard.modalities.base import MEANT, ExamineOptions, Finding, Modality, plural
 
-LEVELS = ("error", "warning", "note")
+_LEVELS = ("error", "warning", "note")
 _COPIES = "remove the copies, unless they are to count more"
 _MOST_COUNTED = 32 * 2**20  # bytes of a file in which lines are counted
 _UNEVEN = 10  # times as many rows of one label as of another
@@ -80,7 +80,7 @@ class DataReport:
                 what += " by hash"
             remedy = "nothing, or give your own with valid="
             self.add("note", "no_valid", self.data, f"no validation part; {what}", remedy)
-        self.findings.sort(key=lambda finding: LEVELS.index(finding.level))
+        self.findings.sort(key=lambda finding: _LEVELS.index(finding.level))
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class DataReport:
             lines.append(f"{finding.level}: {finding.where}: {finding.what}")
             lines.append(f"  remedy: {finding.remedy}")
         tally = Counter(finding.level for finding in self.findings)
-        counts = [plural(tally[level], level) for level in LEVELS if tally[level]]
+        counts = [plural(tally[level], level) for level in _LEVELS if tally[level]]
         return [*lines, ", ".join(counts) or "nothing found"]
 
 

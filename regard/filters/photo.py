@@ -16,7 +16,7 @@ from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.filters.pixels import Pixel, check_pixel
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 _VISIBLE = 0.01  # of the largest weight: what a picture of weights must show
 
 Crop = tuple[slice, slice]
@@ -48,7 +48,7 @@ def as_bytes(image: Tensor) -> np.ndarray:
 
 def check_suffix(out: Path, *, photo: bool) -> None:
     """Refuse a file that is no kind of photo, or of picture."""
-    kinds = FORMATS if photo else [".png"]
+    kinds = _FORMATS if photo else [".png"]
     if out.suffix.lower() not in kinds:
         raise UsageError(f"out={out}: unknown kind of image; end it in {' or '.join(kinds)}")
 
@@ -57,7 +57,7 @@ def save_photo(image: Tensor, out: Path) -> None:
     """Write an image in the format that the name of the file says."""
     stream, suffix = BytesIO(), out.suffix.lower()
     more = {"quality": 95} if suffix not in (".png", ".bmp") else {}
-    Image.fromarray(as_bytes(image)).save(stream, FORMATS[suffix], **more)
+    Image.fromarray(as_bytes(image)).save(stream, _FORMATS[suffix], **more)
     write_atomically(out, stream.getvalue())
 
 

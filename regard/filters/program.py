@@ -73,17 +73,17 @@ def settings_of(name: str) -> type:
 
 
 # filter -> its settings class
-SETTINGS: dict[str, type] = {name: settings_of(name) for name in FILTERS}
+_SETTINGS: dict[str, type] = {name: settings_of(name) for name in FILTERS}
 
 
 def settings_class(name: str | None, values: Mapping[str, Any]) -> type:
     """Settings class of a filter, or without a name the keys that all have."""
-    return FilterSettings if name is None else lookup("filter", name, SETTINGS)
+    return FilterSettings if name is None else lookup("filter", name, _SETTINGS)
 
 
 def filter_photo(name: str, photo: str | Path, given: Mapping[str, Any]) -> Path:
     """Filter a photo by a name of FILTERS, and return the path of what is written."""
-    kind = lookup("filter", name, SETTINGS)
+    kind = lookup("filter", name, _SETTINGS)
     key, values = listed_key(given)
     runs: list[Any] = [fill(kind, {**given, key: value} if key else given) for value in values]
     settings = runs[0]

@@ -11,13 +11,13 @@ from torch import Tensor
 from regard import MultiHead
 from regard.costs import count_operations, pretend
 
-SECONDS = 0.2  # spent on the clock of each row
+_SECONDS = 0.2  # spent on the clock of each row
 _HEADS, WIDTH, LENGTH = (1, 2, 4, 8, 16), 512, 256
 KEYS, TRIALS = 64, 256  # of the softmax whose gradient is measured
 _HEAD_WIDTHS = (16, 64, 256, 1024)
 
 
-def least_seconds(run: Callable[[], object], seconds: float = SECONDS) -> float:
+def least_seconds(run: Callable[[], object], seconds: float = _SECONDS) -> float:
     """Return the least processor time of some runs, at least one after a first."""
     run()
     best, end = math.inf, time.perf_counter() + seconds

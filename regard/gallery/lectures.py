@@ -163,7 +163,7 @@ _LAYERS: dict[str, LayerKind] = {
     "restricted": LayerKind("r n d", restricted, ((2048, 64), (8192, 64), (2048, 256))),
 }
 _LENGTHS = (256, 1024)  # at which chains and paths are counted
-SECONDS = 0.3  # spent on the clock of each layer
+TIMED_SECONDS = 0.3  # spent on the clock of each layer
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _path(layer: LayerKind, n: int) -> int:
 def _seconds(layer: LayerKind) -> list[float]:
     """Return the least processor time at each of a layer's sizes, all in turn for a while."""
     inputs = [(torch.ones(n, d), *layer.make(d, "cpu")) for n, d in layer.sizes]
-    best, end = [math.inf] * len(inputs), time.perf_counter() + SECONDS
+    best, end = [math.inf] * len(inputs), time.perf_counter() + TIMED_SECONDS
     with torch.no_grad():
         while time.perf_counter() < end or math.inf in best:
             for i, given in enumerate(inputs):

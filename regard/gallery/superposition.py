@@ -23,7 +23,7 @@ from regard.training import Progress
 _MOST_NUMBERS = 2**28  # of activations in a step, which bounds memory
 _MOST_EXACT = 6  # features up to which a loss is computed without sampling
 _TINY = 0.01  # a weight so small that its feature is as good as its mean
-CHUNK = 256  # models of the phase diagram that are trained together, to fit a cache
+_CHUNK = 256  # models of the phase diagram that are trained together, to fit a cache
 # features per dimension: what one feature takes of a dimension, by the shape it is part of
 _FRACTIONS = {
     "dedicated": 1.0,
@@ -348,7 +348,7 @@ def superposition(settings: SuperpositionSettings, *, quiet: bool = True) -> Sup
     """Train toy models of superposition, hundreds at once, and draw what their features do."""
     if settings.out is not None and not settings.out.lower().endswith(".png"):
         raise UsageError(f"out={settings.out}; expected a file that ends in .png")
-    view, defaults = VIEWS[settings.view]
+    view, defaults = _VIEWS[settings.view]
     for name in ("n", "m", "sparsity", "importance"):
         if settings.view == "phase" and getattr(settings, name) is not None:
             raise UsageError(f"{name}= is not for view=phase, which has its own; leave it out")
@@ -441,11 +441,11 @@ def _phase(asked: SuperpositionSettings, quiet: bool) -> Superposition:
     second = weights.repeat(side).repeat_interleave(tries)
     importance = torch.stack([torch.ones_like(second), second], 1)
     steps, batch = asked.steps or 1500, asked.batch or 256
-    rows = range(0, len(sparsity), CHUNK * tries)
+    rows = range(0, len(sparsity), _CHUNK * tries)
     parts = []
     with Progress("toy models", steps * len(rows), quiet=quiet) as progress:
         for row in rows:
-            some = slice(row, row + CHUNK * tries)
+            some = slice(row, row + _CHUNK * tries)
             how = {"steps": steps, "batch": batch, "lr": asked.lr, "seed": mix(asked.seed, row)}
             toys = train_toys(sparsity[some], importance[some], 1, progress=progress, **how)
             parts.append(best_of(toys, tries) if tries > 1 else toys)
@@ -461,7 +461,7 @@ def _phase(asked: SuperpositionSettings, quiet: bool) -> Superposition:
 
 
 # view -> what trains and draws it, and the settings that it has unless given
-VIEWS: dict[str, tuple[Callable[[SuperpositionSettings, bool], Superposition], dict[str, Any]]] = {
+_VIEWS: dict[str, tuple[Callable[[SuperpositionSettings, bool], Superposition], dict[str, Any]]] = {
     "models": (_models, {"n": 5, "m": 2, "tries": 8, "importance": 1.0}),
     "phase": (_phase, {"tries": 2}),
     "fractions": (_fractions, {"n": 40, "m": 8, "tries": 4, "importance": 1.0}),

@@ -51,7 +51,7 @@ SAVE_EVERY = 300  # steps
 _JUDGING = 1024  # vectors by which the threshold is set at the end
 _FAR = 1.5  # times as many features as asked for, or as few
 # settings of tasks that would change what a model reads, or how its loss is counted
-PLAIN: dict[str, Any] = {
+_PLAIN: dict[str, Any] = {
     "augment": "none",
     "label_smoothing": 0.0,
     "mixup": 0.0,
@@ -152,7 +152,7 @@ class Stream:
         learner, told = task.trained_as()
         kind = learner.task
         known = {each.name for each in fields(kind.Train)}
-        plain = {key: value for key, value in PLAIN.items() if key in known}
+        plain = {key: value for key, value in _PLAIN.items() if key in known}
         if "speeds" in kind.short:  # of sounds, whose augmentation has keys of its own
             plain.pop("augment", None)
             plain.update(_PLAIN_SOUND)

@@ -19,7 +19,7 @@ from regard.viewer.html import write_page as page_of
 if TYPE_CHECKING:
     from regard.insight.dictionary import Dictionary, DictionarySettings, Stream
 
-BATCHES = 24  # that examples are looked for in
+EXAMPLE_BATCHES = 24  # that examples are looked for in
 _AROUND = 24  # tokens shown before and after the strongest
 _STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of the strongest activation
 _STEERED = 6  # features, since each is as many answers as there are strengths
@@ -46,7 +46,7 @@ def find_tops(stream: "Stream", model: SparseAutoencoder, examples: int, quiet: 
     values, shares = torch.zeros(shape), torch.zeros(shape)
     where = torch.zeros((2, *shape), dtype=torch.int64)
     fired, count = torch.zeros(shape[0]), 0
-    numbers = sorted({round(n) for n in np.linspace(0, stream.trained - 1, BATCHES)})
+    numbers = sorted({round(n) for n in np.linspace(0, stream.trained - 1, EXAMPLE_BATCHES)})
     with Progress("examples", len(numbers), quiet=quiet) as progress:
         for n in numbers:
             _, x, real = stream.read(n)

@@ -179,7 +179,7 @@ def diagonal(seen: HeadInputs) -> Tally | None:
 
 
 # score -> its sum over the queries of one example
-SCORES: dict[str, Callable[[HeadInputs], Tally | None]] = {
+_SCORES: dict[str, Callable[[HeadInputs], Tally | None]] = {
     "previous": previous,
     "next": next_token,
     "near": near,
@@ -233,13 +233,13 @@ class LayerScores:
     """The scores of the heads of one layer, summed up example by example."""
 
     def __init__(self, heads: int):
-        self.sums = {name: np.zeros(heads) for name in SCORES}
-        self.counts = dict.fromkeys(SCORES, 0)
+        self.sums = {name: np.zeros(heads) for name in _SCORES}
+        self.counts = dict.fromkeys(_SCORES, 0)
         self.variance = Variance(heads)
 
     def add(self, seen: HeadInputs) -> None:
         """Take one example in."""
-        for name, score in SCORES.items():
+        for name, score in _SCORES.items():
             if (tally := score(seen)) is not None:
                 self.sums[name] += tally[0]
                 self.counts[name] += tally[1]
@@ -251,7 +251,7 @@ class LayerScores:
             name: self.sums[name] / self.counts[name]
             if self.counts[name] >= fewest
             else np.full(len(self.sums[name]), np.nan)
-            for name in SCORES
+            for name in _SCORES
         }
         means[_POSITIONAL] = self.variance.explained()
         heads = range(len(means[_POSITIONAL]))

@@ -16,7 +16,7 @@ from regard.metrics.results import Named, markdown
 from regard.training.run_folder import exit_code
 
 # keys that change the training data
-DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
+_DATA = {"data", "valid", "init", "columns", "from", "to", "skip_bad", "share"}
 
 _DERIVED = {"perplexity", "bits_per_byte"}  # from the loss, so a plot of it is enough
 _MAX_PANELS = 3
@@ -84,7 +84,7 @@ class Compared(Named):
 
     def check_data(self) -> None:
         """Refuse runs on different training data, unless data are what is compared."""
-        for run in [] if DATA & set(self.varied) else self.done:
+        for run in [] if _DATA & set(self.varied) else self.done:
             first = self.done[0]
             if run["data"] != first["data"]:
                 raise UsageError(

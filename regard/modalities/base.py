@@ -26,7 +26,7 @@ from regard.errors import BrokenInput, UsageError, log
 
 One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 Choose = Callable[[Sequence[str]], str]  # the column that is read, of all there are
-LISTS = (".txt", ".jsonl", ".list")  # files whose lines name inputs
+LIST_SUFFIXES = (".txt", ".jsonl", ".list")  # files whose lines name inputs
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
 Raw = TypeVar("Raw")
 
@@ -227,7 +227,7 @@ class Modality(Generic[Raw]):
                 ends = ", ".join(sorted(self.suffixes))
                 raise UsageError(f"{path}: no {self.one} in this folder; expected files in {ends}")
             return FoundInputs(((file, None) for file in files), several=True)
-        listed = os.path.splitext(path)[1].lower() in LISTS
+        listed = os.path.splitext(path)[1].lower() in LIST_SUFFIXES
         return None if listed else FoundInputs([(path, None)])
 
     def files_in(self, folder: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from regard.data.image_files import (
     holds_images,
     kind_of_set,
 )
-from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.image_format import IMAGE_SUFFIXES, ImageFormat
 from regard.data.images import settle_format
 from regard.data.media import cell_file
 from regard.errors import UsageError
@@ -38,7 +38,7 @@ from regard.modalities.base import (
 )
 from regard.training.progress import Progress
 
-CAPTION = 16  # tokens of a caption
+_CAPTION_TOKENS = 16  # tokens of a caption
 _SMALL = 8  # pixels of a side that shows hardly anything
 
 
@@ -70,7 +70,7 @@ class ImageModality(Modality[np.ndarray]):
     """Images as bytes (channels, height, width)."""
 
     name, key, one, many = "image", "image", "image", "images"
-    suffixes = frozenset(SUFFIXES)
+    suffixes = frozenset(IMAGE_SUFFIXES)
     tasks = {"label": "images", "text": "caption", "": "denoise"}
     counted = "images"
     size_key, sides, unit = "image", 2, "pixels"
@@ -163,7 +163,7 @@ class ImageModality(Modality[np.ndarray]):
         images = torch.empty(batch, config.channels, size, size, device="meta")
         if not beside:
             return (images,)
-        return images, made_up_text(batch, min(config.max_length, CAPTION))
+        return images, made_up_text(batch, min(config.max_length, _CAPTION_TOKENS))
 
 
 def _readable(name: str, files: ImageFiles, quiet: bool) -> ImageFiles:

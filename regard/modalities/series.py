@@ -24,7 +24,7 @@ from regard.data.series_files import (
 )
 from regard.errors import UsageError
 from regard.modalities.base import (
-    LISTS,
+    LIST_SUFFIXES,
     MEANT,
     Choose,
     ExamineOptions,
@@ -124,7 +124,7 @@ class Series(Modality[Tensor]):
         self, path: str, format: Any = None, columns: str | None = None
     ) -> FoundInputs | None:
         """Return the series of a file; lines of a list name some."""
-        if os.path.isdir(path) or os.path.splitext(path)[1].lower() in LISTS:
+        if os.path.isdir(path) or os.path.splitext(path)[1].lower() in LIST_SUFFIXES:
             return None
         series = self.recordings(path, format, columns)
         if len(series) == 1:

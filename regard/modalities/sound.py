@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.data.marks import excerpt
 from regard.data.media import cell_file, digest, in_threads
-from regard.data.sound_files import SUFFIXES, BrokenSound, Samples
+from regard.data.sound_files import SOUND_SUFFIXES, BrokenSound, Samples
 from regard.data.sound_sets import (
     SOUNDS,
     SoundFiles,
@@ -45,7 +45,7 @@ from regard.training.progress import Progress
 
 _TRANSCRIPT = 64  # tokens of a transcript
 _SILENT = 1e-3  # of full scale: 60 dB below it
-FULL = 0.999  # of full scale
+_FULL_SCALE = 0.999  # of full scale
 _CLIPPED = 1e-3  # share of samples at full scale in a sound that is clipped
 SHORT, _LONG = 0.1, 30.0  # seconds of a sound that hardly can be meant, and that takes much memory
 _SLOW = 0.5  # characters a second, in a sound of which much is not written down
@@ -98,7 +98,7 @@ class SoundModality(Modality[np.ndarray]):
     """Sounds as samples (n,) in the rate of a model."""
 
     name, key, one, many = "sound", "audio", "sound", "sounds"
-    suffixes = frozenset(SUFFIXES)
+    suffixes = frozenset(SOUND_SUFFIXES)
     columns = ("audio", "path", "file", "filename", "file_name")
     tasks = {"label": "sounds", "text": "transcribe"}
     counted, unit = "sounds", "frames"
@@ -234,7 +234,7 @@ def _readable(name: str, files: SoundFiles, quiet: bool) -> Part:
             return str(mistake)
         level = np.abs(samples)
         source = digest((samples * 2**15).round().astype(np.int32).tobytes())
-        clipped = float((level >= FULL).mean())
+        clipped = float((level >= _FULL_SCALE).mean())
         return Measured(len(samples) / files.infos[i].rate, float(level.max()), clipped, source)
 
     rows, measured, bad = [], [], list(files.bad)

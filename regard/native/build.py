@@ -59,7 +59,7 @@ _SIGNATURES = {
     "regard_block_back": "ppppppppppl",
 }
 # those that need nothing of PyTorch
-PLAIN = tuple(_SIGNATURES)[: list(_SIGNATURES).index("regard_nonlocal_means") + 1]
+PLAIN_KERNELS = tuple(_SIGNATURES)[: list(_SIGNATURES).index("regard_nonlocal_means") + 1]
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "d": ctypes.c_double}
 _one_at_a_time = Lock()
 
@@ -108,7 +108,7 @@ def brought() -> ctypes.CDLL | None:
     try:
         make_folder(cache_folder())
         found = ready.chosen(ready.READY, cache_folder())
-        return None if found is None else _typed(ready.load(found), PLAIN)
+        return None if found is None else _typed(ready.load(found), PLAIN_KERNELS)
     except (OSError, AttributeError):
         return None
 

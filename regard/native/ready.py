@@ -29,7 +29,7 @@ LEVELS: dict[str, tuple[set[str], list[str]]] = {
     "v4": (_V4, ["-march=x86-64-v4"]),
     "v3": (_V3, ["-march=x86-64-v3"]),
 }
-TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).regard_try() != 1)"
+_TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).regard_try() != 1)"
 _TIMEOUT = 60
 
 
@@ -78,7 +78,7 @@ def _works(library: Path, info: str, tried: Path | None) -> bool:
     noted = None if tried is None else tried / f"ready-{key}"
     if noted is not None and noted.exists():
         return True
-    words = [sys.executable, "-I", "-S", "-c", TRIAL, str(library)]
+    words = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library)]
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT

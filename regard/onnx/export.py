@@ -16,7 +16,7 @@ from torch import Tensor
 from regard import __version__
 from regard.errors import UsageError, log
 from regard.files import making, write_atomically
-from regard.onnx.programs import PARTS, Exported, Greedy, Program
+from regard.onnx.programs import PROGRAMS, Exported, Greedy, Program
 from regard.onnx.readme import readme
 from regard.pretrained.tokenizer_folder import export_tokenizers
 from regard.tasks.runner import Runner
@@ -42,11 +42,11 @@ def export_onnx(runner: Runner[Any], out: str | Path) -> Path:
             raise UsageError(
                 f"the package {name} is not installed; pip install regard[onnx]"
             ) from error
-    if runner.name not in PARTS:
-        known = ", ".join(PARTS)
+    if runner.name not in PROGRAMS:
+        known = ", ".join(PROGRAMS)
         raise UsageError(f"ONNX takes a model for {known} from us, not one for {runner.name}")
     runner.model.eval()
-    exported = PARTS[runner.name](runner)
+    exported = PROGRAMS[runner.name](runner)
     with making(out) as partial:
         runs = [_written(program, partial, runner.family) for program in exported.programs]
         worst = max(map(compare, exported.programs, runs))

@@ -17,7 +17,7 @@ Axes = tuple[str | int, ...]  # a word for an axis of any length, a number for o
 _LONGEST_TRIED = 512  # tokens, frames or steps of the longest input that is compared
 
 
-class Part(nn.Module):
+class ExportedPart(nn.Module):
     """A function of a model and arrays as a module of its own."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]):
@@ -148,7 +148,7 @@ def _labels(runner: Runner[Any]) -> dict[str, Any]:
 
 
 def _classify(runner: Runner[Any]) -> Exported:
-    part = Part(runner.model, lambda model, *texts: model(**_arguments(*texts)))
+    part = ExportedPart(runner.model, lambda model, *texts: model(**_arguments(*texts)))
     return _texts(runner, part, {"logits": ("batch", len(runner.labels))})
 
 
@@ -159,7 +159,7 @@ def _tag(runner: Runner[Any]) -> Exported:
             f"join={join} before a head of several layers has no ONNX form from us; train with "
             "join=first to export"
         )
-    part = Part(model, lambda model, *texts: model(**_arguments(*texts)))
+    part = ExportedPart(model, lambda model, *texts: model(**_arguments(*texts)))
     made = _texts(runner, part, {"logits": ("batch", "length", len(runner.labels))})
     return Exported(made.programs, {**made.about, "join": join}, made.tokenizers, notes=made.notes)
 
@@ -174,14 +174,14 @@ def _embed(runner: Runner[Any]) -> Exported:
         return F.normalize(pooled, dim=-1) if settings.normalise else pooled
 
     (vector,) = runner.predictor.vectors(["a"], settings)[0]
-    made = _texts(runner, Part(runner.model, vectors), {"vectors": ("batch", len(vector))})
+    made = _texts(runner, ExportedPart(runner.model, vectors), {"vectors": ("batch", len(vector))})
     about = {**made.about, "pooling": settings.pooling, "normalise": settings.normalise}
     return Exported(made.programs, about, made.tokenizers, notes=made.notes)
 
 
 def _images(runner: Runner[Any]) -> Exported:
     format = runner.codec.format
-    part = Part(runner.model, lambda model, pixels: model(format.normalise(pixels)))
+    part = ExportedPart(runner.model, lambda model, pixels: model(format.normalise(pixels)))
     shape = format.channels, format.size, format.size
     program = Program(
         "model",
@@ -198,7 +198,7 @@ def _sounds(runner: Runner[Any]) -> Exported:
     format = runner.codec.format
     program = Program(
         "model",
-        Part(runner.model, lambda model, sound, frames: model(sound, frames)),
+        ExportedPart(runner.model, lambda model, sound, frames: model(sound, frames)),
         {"spectrograms": ("batch", "length", format.mels), "lengths": ("batch",)},
         {"logits": ("batch", len(runner.labels))},
         lambda rows, length: (_numbers(rows, length, format.mels), _lengths(rows, length)),
@@ -224,7 +224,7 @@ def _series(runner: Runner[Any]) -> Exported:
 
     program = Program(
         "model",
-        Part(runner.model, logits),
+        ExportedPart(runner.model, logits),
         {"series": ("batch", "length", format.channels), "lengths": ("batch",)},
         {"logits": ("batch", len(runner.labels))},
         lambda rows, length: (_numbers(rows, length, format.channels), _lengths(rows, length)),
@@ -274,7 +274,7 @@ def _translate(runner: Runner[Any]) -> Exported:
     width, longest = config.block.width, min(config.max_length, _LONGEST_TRIED)
     encoder = Program(
         "encoder",
-        Part(model, encode),
+        ExportedPart(model, encode),
         {"ids": ("batch", "length"), "lengths": ("batch",)},
         {"memory": ("batch", "length", width)},
         lambda rows, length: (
@@ -283,7 +283,7 @@ def _translate(runner: Runner[Any]) -> Exported:
         ),
         longest,
     )
-    both = [encoder, _decoder(Part(model, decode), width, config.target_vocab, longest)]
+    both = [encoder, _decoder(ExportedPart(model, decode), width, config.target_vocab, longest)]
     greedy = Greedy([decoder.begin], codec.target.eos, decoder.never, config.max_length - 1)
     about = {"max_length": config.max_length, "pad": codec.source.pad, **asdict(greedy)}
     return Exported(both, about, codec.tokenizers, greedy)
@@ -306,7 +306,7 @@ def _transcribe(runner: Runner[Any]) -> Exported:
     most = config.max_frames * (model.stride if hasattr(config, "full_window") else 1)
     encoder = Program(
         "encoder",
-        Part(model, encode),
+        ExportedPart(model, encode),
         {"spectrograms": ("batch", "length", format.mels), "lengths": ("batch",)},
         outputs,
         lambda rows, length: (_numbers(rows, length, format.mels), _lengths(rows, length)),
@@ -320,7 +320,7 @@ def _transcribe(runner: Runner[Any]) -> Exported:
     def decode(model: Any, ids: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
         return model.head(model.decode(memory, lengths, ids))
 
-    part = Part(model, decode)
+    part = ExportedPart(model, decode)
     program = _decoder(part, model.out_width, config.vocab, config.max_length)
     begin = decoder.prompt_of(_numbers(10, format.mels), runner.check({}))
     greedy = Greedy(begin, codec.tokenizer.eos, decoder.never, config.max_length - len(begin))
@@ -329,7 +329,7 @@ def _transcribe(runner: Runner[Any]) -> Exported:
 
 
 # task -> what of its models is exported
-PARTS: dict[str, Callable[[Runner[Any]], Exported]] = {
+PROGRAMS: dict[str, Callable[[Runner[Any]], Exported]] = {
     "classify": _classify,
     "tag": _tag,
     "embed": _embed,

@@ -23,7 +23,7 @@ from regard.pretrained.shards import (
     BIN_INDEX,
     INDEX,
     MOST_SHARDS,
-    NAME,
+    WEIGHTS_NAME,
     no_weights,
     read_header,
 )
@@ -33,7 +33,7 @@ _PROGRAM = Path(__file__).with_name("convert_sandbox.py")
 _SLOWEST = 10 * 2**20  # bytes a second
 _SPARE = 2**29  # bytes of memory
 _TIMES = {"bin": 12, "gguf": 32}  # the size of a file that its reader may take, quantised or not
-SECONDS = 120
+_SECONDS = 120
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def readable(path: str | Path) -> Iterator[Path]:
                 f"{path}: not a folder; expected one with config.json, or a .gguf file"
             )
         convert, files = _convert_gguf, [path]
-    elif any((path / name).exists() for name in (NAME, INDEX)) or not path.is_dir():
+    elif any((path / name).exists() for name in (WEIGHTS_NAME, INDEX)) or not path.is_dir():
         yield path
         return
     elif any((path / name).exists() for name in (BIN, BIN_INDEX)):
@@ -120,7 +120,7 @@ def _run_sandbox(kind: str, sources: list[Path], targets: list[Path]) -> None:
         if not source.is_file():  # a pipe or a device could be read forever
             raise UsageError(f"{source}: no such file, or none that could be read")
     sizes = [source.stat().st_size for source in sources]
-    most, seconds = _TIMES[kind] * max(sizes) + _SPARE, SECONDS + sum(sizes) // _SLOWEST
+    most, seconds = _TIMES[kind] * max(sizes) + _SPARE, _SECONDS + sum(sizes) // _SLOWEST
     words = [sys.executable, "-I", str(_PROGRAM), kind, str(most), str(seconds), str(most)]
     for source, target in zip(sources, targets, strict=True):
         words += [str(source.resolve()), str(target)]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Our name -> CTranslate2's name of the activation; the gated one is told apart by its class.
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH", "swiglu": "SWISH"}
-NORMS = ("layer", "rms")
-POSITIONS = ("none", "sinusoidal", "learned", "rotary")
+_NORMS = ("layer", "rms")
+_POSITIONS = ("none", "sinusoidal", "learned", "rotary")
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16")
 QUANTIZATIONS += ("float16", "bfloat16", "float32")
 
@@ -73,9 +73,9 @@ def _check(
     block = config.block
     position = POSITION_ALIASES.get(config.position, config.position)
     for kind, name, known in (
-        ("norm", block.norm, NORMS),
+        ("norm", block.norm, _NORMS),
         ("feed_forward", block.feed_forward, _ACTIVATIONS),
-        ("position", position, POSITIONS),
+        ("position", position, _POSITIONS),
         ("score", block.score, ("dot",)),
         ("order", block.order, ("pre", "post")),
         ("embed_norm", config.embed_norm, ("none",)),

@@ -15,7 +15,7 @@ from regard.pretrained.formats.encoder_decoders import vocabularies
 _FILE = "generation_config.json"
 WRITING_TASKS = ("language", "text", "translate", "transcribe")
 _USUAL = "regard_usual_limit"  # the longest output follows from the source, where we write it
-HEAD = "regard_alignment_head"
+_ALIGNMENT_HEAD = "regard_alignment_head"
 _LONGEST = 256  # tokens of an output, for others
 # settings that stay as they are: the rules of regard.decode.rules, which checks them
 RULES = (
@@ -32,7 +32,7 @@ SOUND_RULES = (
     *("max_initial_timestamp_index", "alignment_heads"),
 )
 # of the former, the ones that name tokens
-TOKENS = (
+_TOKENS = (
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "eos_token_id"),
     *("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"),
 )
@@ -87,7 +87,7 @@ def shifted(rules: Mapping[str, Any], by: int) -> dict[str, Any]:
 
     if by and rules.get("sequence_bias"):
         raise UsageError("sequence_bias is not supported with two vocabularies; leave it out")
-    return {key: shift(x, key) if by and key in TOKENS else x for key, x in rules.items()}
+    return {key: shift(x, key) if by and key in _TOKENS else x for key, x in rules.items()}
 
 
 def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
             theirs = {"forced_eos_token_id": format.forced_eos, **theirs}
     theirs = {key: value for key, value in theirs.items() if value is not None}
     with errors_in(path):
-        if not isinstance(head := theirs.get(HEAD), str | None):
-            raise UsageError(f"{HEAD}={head!r:.40} is no text")
+        if not isinstance(head := theirs.get(_ALIGNMENT_HEAD), str | None):
+            raise UsageError(f"{_ALIGNMENT_HEAD}={head!r:.40} is no text")
         if theirs.get(_USUAL) is True:
             theirs.pop("max_new_tokens", None)
         settings = _read(theirs, task)
@@ -192,7 +192,7 @@ def export_generation(
     if config["task"] == "translate" and not {"max_length", "max_new_tokens"} & set(theirs):
         theirs |= {"max_new_tokens": _LONGEST, _USUAL: True}  # others would stop after 20
     if isinstance(settings.get("alignment_head"), str):
-        theirs[HEAD] = settings["alignment_head"]
+        theirs[_ALIGNMENT_HEAD] = settings["alignment_head"]
     write_json(folder / _FILE, {**ids, **shifted(theirs, sizes[0] if sizes else 0)})
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import tokenizers
 
-from regard.data.tokenize import join_bytes
+from regard.data.tokenize import MOST_PIECES, join_bytes
 from regard.errors import UsageError
 from regard.files import errors_in, read_json, write_atomically
 from regard.pretrained.tokenizer_checks import (
     MOST_BYTES,
-    MOST_PIECES,
-    PARTS,
+    TOKENIZER_PARTS,
     check_added,
     check_id,
     check_model,
@@ -31,7 +30,7 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 MOST_FRAME = 16  # tokens around a text
 _FRAME_TEXTS = {"single": ("A",), "pair": ("A", "B")}
 # what a token may be for; pad, bos and eos are there in every tokenizer of ours
-ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep", "begin")
+TOKEN_ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep", "begin")
 # a space before these is an artefact of splitting into words
 _CLEAN = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
@@ -101,7 +100,7 @@ class ImportedTokenizer:
         self.rows = max(self.vocab, about.rows)  # those without a piece spell nothing
         self._check()
         self._ids = {name: i for i, name in enumerate(self.names) if name is not None}
-        roles = {role: about.specials.get(role) for role in ROLES}
+        roles = {role: about.specials.get(role) for role in TOKEN_ROLES}
         self.unk, self.mask = roles["unk"], roles["mask"]
         self.cls, self.sep = roles["cls"], roles["sep"]
         # Every model has these three; where it names none, the nearest in meaning serves.
@@ -357,7 +356,7 @@ def _as_json(about: About) -> dict[str, Any]:
 def _from_json(given: Mapping[str, Any]) -> About:
     """Check what a file of ours says beside the library's part."""
     specials, names = given.get("specials"), given.get("names")
-    if not isinstance(specials, dict) or not set(specials) <= set(ROLES):
+    if not isinstance(specials, dict) or not set(specials) <= set(TOKEN_ROLES):
         raise UsageError(f"'specials' are {specials!r:.40}")
     _ids("specials", list(specials.values()))
     single, pair = (_ids(key, given.get(key), texts) for key, texts in _FRAME_TEXTS.items())
@@ -395,7 +394,7 @@ def checked(file: Any) -> dict[str, Any]:
         raise UsageError("expected a JSON object")
     made: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
     made["added_tokens"] = check_added(file.get("added_tokens") or [])
-    for kind in PARTS:
+    for kind in TOKENIZER_PARTS:
         made[kind] = check_part(kind, file.get(kind))
     made["post_processor"] = None  # frames are put around texts by us
     made["model"] = check_model(file.get("model"))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.data.tokenize import MOST_PIECES
 from regard.errors import UsageError
 from regard.files import errors_in, read_bounded
-from regard.pretrained.tokenizer_checks import LONGEST_PIECE, MOST_PIECES, check_map
+from regard.pretrained.tokenizer_checks import LONGEST_PIECE, check_map
 
 _MOST_BYTES = 16 * 2**20
 _MOST_LETTERS = 4_000_000  # of all pieces of a BPE model, whose merges are found letter by letter

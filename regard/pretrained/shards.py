@@ -22,7 +22,7 @@ MOST_SHARDS = 1000
 _MOST_AXES = 8
 _LONGEST_NAME = 250
 _MOST_SHARD = 5 * 10**9  # bytes of a file that is written, as others do
-NAME = "model.safetensors"
+WEIGHTS_NAME = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -113,8 +113,8 @@ def damaged(path: Path, reason: str) -> UsageError:
 def open_weights(folder: str | Path) -> Weights:
     """Find the weights in a folder and check every header, without reading any of them."""
     folder = Path(folder)
-    if (folder / NAME).exists():
-        entries = read_header(folder / NAME)
+    if (folder / WEIGHTS_NAME).exists():
+        entries = read_header(folder / WEIGHTS_NAME)
     elif (folder / INDEX).exists():
         entries = _read_index(folder)
     else:
@@ -158,7 +158,9 @@ def no_weights(folder: Path) -> UsageError:
         shown = path.relative_to(folder)
         return UsageError(f"{folder}: found {shown}, a model of {tool}; {_READS}")
     if has_config:
-        return UsageError(f"{folder}: no weights; expected {NAME} or {INDEX} with its files")
+        return UsageError(
+            f"{folder}: no weights; expected {WEIGHTS_NAME} or {INDEX} with its files"
+        )
     return UsageError(f"{folder}: no config.json, so there is no model; {_READS}")
 
 
@@ -242,7 +244,7 @@ def write_shards(
         size += tensor.nbytes
     count = len(groups)
     names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    names = names if count > 1 else [NAME]
+    names = names if count > 1 else [WEIGHTS_NAME]
     for name, group in zip(names, groups, strict=True):
         with replacing(folder / name) as temporary:
             try:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.tokenize import MOST_PIECES
 from regard.errors import UsageError
 from regard.files import errors_in
 
 MOST_BYTES = 40 * 2**20  # of a tokenizer's file
-MOST_PIECES = 1_000_000
 _MOST_MERGES = 2_000_000
 _MOST_ADDED = 50_000
 LONGEST_PIECE = 4096
@@ -188,7 +188,7 @@ def check_map(data: bytes) -> None:
 
 # ---- components: which settings each may have
 
-Table = Mapping[str, Mapping[str, Callable[[Any], Any]]]
+_KeyChecks = Mapping[str, Mapping[str, Callable[[Any], Any]]]
 
 _BEHAVIOUR = one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _BYTE_LEVEL = {"add_prefix_space": flag, "trim_offsets": flag, "use_regex": flag}
@@ -200,7 +200,7 @@ _METASPACE = {
     "split": flag,
 }
 
-_NORMALIZERS: Table = {
+_NORMALIZERS: _KeyChecks = {
     "BertNormalizer": {
         "clean_text": flag,
         "handle_chinese_chars": flag,
@@ -220,7 +220,7 @@ _NORMALIZERS: Table = {
     "Replace": {"pattern": pattern, "content": text},
     "Precompiled": {"precompiled_charsmap": character_map},
 }
-_PRE_TOKENIZERS: Table = {
+_PRE_TOKENIZERS: _KeyChecks = {
     "BertPreTokenizer": {},
     "ByteLevel": _BYTE_LEVEL,
     "Metaspace": _METASPACE,
@@ -231,7 +231,7 @@ _PRE_TOKENIZERS: Table = {
     "Digits": {"individual_digits": flag},
     "Split": {"pattern": pattern, "behavior": _BEHAVIOUR, "invert": flag},
 }
-_DECODERS: Table = {
+_DECODERS: _KeyChecks = {
     "WordPiece": {"prefix": text, "cleanup": flag},
     "ByteLevel": _BYTE_LEVEL,
     "Metaspace": _METASPACE,
@@ -242,7 +242,7 @@ _DECODERS: Table = {
     "BPEDecoder": {"suffix": text},
 }
 # the key of tokenizer.json -> its known parts, and the key of the parts in a sequence of them
-PARTS: dict[str, tuple[Table, str]] = {
+TOKENIZER_PARTS: dict[str, tuple[_KeyChecks, str]] = {
     "normalizer": (_NORMALIZERS, "normalizers"),
     "pre_tokenizer": (_PRE_TOKENIZERS, "pretokenizers"),
     "decoder": (_DECODERS, "decoders"),
@@ -253,7 +253,7 @@ def check_part(kind: str, value: Any) -> dict[str, Any] | None:
     """Return a part, or a sequence of parts, in which everything is known."""
     if value is None:
         return None
-    table, inner = PARTS[kind]
+    table, inner = TOKENIZER_PARTS[kind]
     parts = _flat(kind, value, inner, 0)
     if len(parts) > _MOST_PARTS:
         raise UsageError(f"{len(parts)} parts in its {kind}; expected at most {_MOST_PARTS}")
@@ -276,7 +276,7 @@ def _flat(kind: str, value: Any, inner: str, depth: int) -> list[Any]:
     return [part for member in members for part in _flat(kind, member, inner, depth + 1)]
 
 
-def _known(kind: str, part: dict[str, Any], table: Table) -> dict[str, Any]:
+def _known(kind: str, part: dict[str, Any], table: _KeyChecks) -> dict[str, Any]:
     name = part.get("type")
     if not isinstance(name, str) or name not in table:
         raise UsageError(f"a {kind} of type {name!r:.40}; known are {', '.join(sorted(table))}")
@@ -308,7 +308,7 @@ BPE = {
     "continuing_subword_prefix": maybe(text),
     "end_of_word_suffix": maybe(text),
 }
-MODELS: Table = {
+_MODELS: _KeyChecks = {
     "BPE": BPE,
     "WordPiece": {
         "unk_token": text,
@@ -325,13 +325,13 @@ def check_model(model: object) -> dict[str, Any]:
     if not isinstance(model, dict):
         raise UsageError("it has no model")
     kind = model.get("type") or _guess(model)
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise UsageError(f"a model of type {kind!r:.40}; known are {', '.join(MODELS)}")
+    if not isinstance(kind, str) or kind not in _MODELS:
+        raise UsageError(f"a model of type {kind!r:.40}; known are {', '.join(_MODELS)}")
     if model.get("dropout"):
         raise UsageError(f"dropout={model['dropout']!r:.20} in its model; expected none")
     pieces = {"type", "vocab", "merges", "unk_id", "dropout"}
     rest = {key: value for key, value in model.items() if key not in pieces}
-    made = _known("model", {"type": kind, **rest}, MODELS)
+    made = _known("model", {"type": kind, **rest}, _MODELS)
     if kind == "Unigram":
         made["vocab"] = check_scores(model.get("vocab"))
         made["unk_id"] = check_id(model.get("unk_id"), len(made["vocab"]))

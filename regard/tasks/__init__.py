@@ -50,7 +50,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "classify": TaskEntry(
         "regard.tasks.text.classify",
-        "TASK",
+        "CLASSIFY",
         (
             "regard train classify data=reviews.tsv minutes=5 out=runs/reviews",
             "regard train classify data=photos family=swin minutes=30 out=runs/photos",
@@ -58,7 +58,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "images": TaskEntry(
         "regard.tasks.vision.images",
-        "TASK",
+        "IMAGES",
         (
             "regard train images data=photos augment=flip+crop+trivial mixup=0.2 minutes=30",
             "regard train images data=photos init=runs/other tune=all layer_decay=0.75",
@@ -66,7 +66,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "series": TaskEntry(
         "regard.tasks.series",
-        "TASK",
+        "CLASSIFY_SERIES",
         (
             "regard train series data=sensors.csv augment=jitter+warp+mask minutes=5",
             "regard train series data=folder chunk=4 size=small out=runs/series",
@@ -98,7 +98,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "transcribe": TaskEntry(
         "regard.tasks.sound.transcribe",
-        "TASK",
+        "TRANSCRIBE",
         (
             "regard train transcribe data=speech.tsv minutes=60 out=runs/speech",
             "regard train transcribe data=an4 decoder_depth=2 ctc_weight=0.3 out=runs/an4",
@@ -106,7 +106,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "sounds": TaskEntry(
         "regard.tasks.sound.sounds",
-        "TASK",
+        "CLASSIFY_SOUNDS",
         (
             "regard train sounds data=commands minutes=15 out=runs/commands",
             "regard train sounds data=digits pattern={label}_{speaker}_{take} test=*_[0-4].*",
@@ -114,7 +114,7 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "tag": TaskEntry(
         "regard.tasks.text.tag",
-        "TASK",
+        "TAG",
         (
             "regard train tag data=folder column=upos minutes=10 out=runs/tags",
             "regard train tag data=train.conllu features=affixes size=small",

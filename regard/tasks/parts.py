@@ -38,7 +38,7 @@ from regard.settings import describe, fill
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import (
-    SHORT,
+    SHORT_KEYS,
     EvalSettings,
     RunSettings,
     TrainSettings,
@@ -222,7 +222,7 @@ class Objective(Generic[S, D, C]):
     Settings: type[S]
     sizes: Mapping[str, Mapping[str, Any]] = {}  # what a size means for training
     published_sizes: bool = False  # whether other sizes are published models, trained as a big one
-    short: Mapping[str, str | tuple[str, ...]] = SHORT  # short keys of the model's config
+    short: Mapping[str, str | tuple[str, ...]] = SHORT_KEYS  # short keys of the model's config
     # the task whose families it trains, or one for each objective=; its own unless given
     serves: str | Mapping[str, str] = ""
 

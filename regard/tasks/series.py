@@ -27,7 +27,7 @@ from regard.tasks.frame.media import MediaCodec, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import text_keys
 from regard.tasks.frame.settings import (
-    SHORT,
+    SHORT_KEYS,
     BootstrapSettings,
     RunSettings,
     TrainSettings,
@@ -48,7 +48,7 @@ from regard.training.label_loss import soft_loss
 from regard.viewer.picture import Picture
 
 SeriesConfig, _ = family("series")
-TOKENS = 128  # that a series is cut into, unless chunk= says
+_TOKENS = 128  # that a series is cut into, unless chunk= says
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class LabelledSeries(LabelledInputs):
             return settings, None
         shapes = [item.values.shape[:-1] for item in data["train"].items]
         sides = [max(shape[axis] for shape in shapes) for axis in range(len(shapes[0]))]
-        most = max(1, int(TOKENS ** (1 / len(sides))))
+        most = max(1, int(_TOKENS ** (1 / len(sides))))
         chunk = tuple(-(-side // most) for side in sides)
         longest = max(sides[0], settings.model.max_length)
         settings = replace(settings, model=replace(settings.model, chunk=chunk, max_length=longest))
@@ -253,7 +253,7 @@ class LabelledSeries(LabelledInputs):
         return soft_loss(logits, batch.targets, weights) / len(logits)
 
 
-TASK = Task(
+CLASSIFY_SERIES = Task(
     name="series",
     holds="series of numbers and labels",
     inputs=SERIES,
@@ -270,7 +270,7 @@ TASK = Task(
             "big": {"lr": 0.0003, "batch": 64, "steps": 10_000},
         },
         short={
-            **SHORT,
+            **SHORT_KEYS,
             "chunk": "model.chunk",
             "stride": "model.stride",
             "pool": "model.pool",

@@ -38,7 +38,7 @@ __all__ = [
 ]
 # modules that define these names, imported when one is asked for: most of them draw, which takes
 # matplotlib
-HOMES = ("drawing", "notebook", "overlays", "panels", "picture", "plot")
+_HOMES = ("drawing", "notebook", "overlays", "panels", "picture", "plot")
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +46,6 @@ def __getattr__(name: str) -> Any:
     if name == "first_filters":
         return import_module("regard.viewer.image").filters
     if name in __all__:
-        modules = (import_module(f"regard.viewer.{home}") for home in HOMES)
+        modules = (import_module(f"regard.viewer.{home}") for home in _HOMES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

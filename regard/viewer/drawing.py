@@ -15,7 +15,7 @@ from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.metrics.results import Named
 from regard.viewer.fonts import cut
-from regard.viewer.html import HEAD, digest
+from regard.viewer.html import PAGE_HEAD, digest
 from regard.viewer.panels import INK, MARGIN, NOTE, SOFT, TITLE, Sheet, lines_of
 from regard.viewer.plot import plain
 
@@ -26,7 +26,7 @@ Numbers = Mapping[str, Mapping[str, float]]
 _LEFT, _ABOVE, _UNDER = 0.62, 0.3, 0.45
 
 _PAGE = (
-    HEAD
+    PAGE_HEAD
     + """<body>
 <main class="figure">
 <h1 class="hidden">{title}</h1>

@@ -7,7 +7,7 @@ from matplotlib.font_manager import FontEntry, findSystemFonts, fontManager, get
 
 from regard.viewer.picture import language_of
 
-PLAIN = "DejaVu Sans"  # comes with matplotlib, so it is always there
+PLAIN_FONT = "DejaVu Sans"  # comes with matplotlib, so it is always there
 # Which fonts to ask first for what the plain one lacks, by the language the letters belong to.
 _FIRST_FONTS = {
     "zh": ("Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei"),
@@ -20,7 +20,7 @@ _FIRST_FONTS = {
 @cache
 def fonts_for(text: str) -> tuple[list[str], frozenset[str]]:
     """Return fonts that together hold every letter of a text, and the letters that none has."""
-    fonts: list[str] = [PLAIN]
+    fonts: list[str] = [PLAIN_FONT]
     needed = {ord(letter) for letter in text if not letter.isspace()} - letters_in(_plain())
     if not needed:
         return fonts, frozenset()
@@ -48,7 +48,7 @@ def add_new_fonts() -> bool:
 
 def _search(text: str, needed: set[int]) -> tuple[list[str], set[int]]:
     """Return the plain font and those that hold what it lacks, and the letters that none has."""
-    fonts, needed = [PLAIN], set(needed)
+    fonts, needed = [PLAIN_FONT], set(needed)
     first = [
         *_FIRST_FONTS[language_of(text)],
         *(name for names in _FIRST_FONTS.values() for name in names),
@@ -74,7 +74,7 @@ def _upright(entry: FontEntry) -> bool:
 
 
 def _plain() -> FontEntry:
-    return next(e for e in fontManager.ttflist if e.name == PLAIN and _upright(e))
+    return next(e for e in fontManager.ttflist if e.name == PLAIN_FONT and _upright(e))
 
 
 def letters_in(entry: FontEntry) -> set[int]:

@@ -35,7 +35,7 @@ _MAX_LOSSLESS_SIDE = 96  # pixels to a side of an image that is kept to the bit
 _MAX_SPECTROGRAM_SIDE = 2048  # pixels
 _MAX_SAMPLES = 4_000_000  # of a recording that a page can play; a longer one is only shown
 
-HEAD = """<!doctype html>
+PAGE_HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -47,7 +47,7 @@ HEAD = """<!doctype html>
 </head>
 """
 _PAGE = (
-    HEAD
+    PAGE_HEAD
     + """<body>
 <main id="page"><noscript>This page draws attention with a script of its own (nothing is loaded
 from elsewhere); please allow scripts to see it.</noscript></main>

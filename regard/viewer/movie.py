@@ -15,7 +15,7 @@ FOLDER = "movie"  # of a run
 MAX_FRAMES = 200
 MAX_PROBES = 4
 _MAX_PICTURE_WEIGHTS = MAX_WEIGHTS // (MAX_FRAMES * MAX_PROBES)
-NAME = re.compile(r"step-(\d{1,12})\.json")
+_NAME = re.compile(r"step-(\d{1,12})\.json")
 
 
 def save_frame(run: Path, step: int, pictures: Sequence[Picture]) -> None:
@@ -35,7 +35,7 @@ def save_frame(run: Path, step: int, pictures: Sequence[Picture]) -> None:
 def frames(run: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the pictures that a training has kept, by its steps."""
     names = [
-        match for path in (run / FOLDER).glob("*.json") if (match := NAME.fullmatch(path.name))
+        match for path in (run / FOLDER).glob("*.json") if (match := _NAME.fullmatch(path.name))
     ]
     if not names:
         raise UsageError(

@@ -62,6 +62,8 @@ class SoundLookSettings(LookSettings):
 
     GROUP = "picture"
 
-    view: str = setting("attention", "what of the attention", choices="regard.viewer.sound:VIEWS")
+    view: str = setting(
+        "attention", "what of the attention", choices="regard.viewer.sound:SOUND_VIEWS"
+    )
     at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")

@@ -73,7 +73,7 @@ def _attention(views: list[View], query: QueryPoint) -> list[View]:
 
 
 # name -> the views of an encoder's attention
-VIEWS: dict[str, Callable[[list[View], QueryPoint], list[View]]] = {
+SOUND_VIEWS: dict[str, Callable[[list[View], QueryPoint], list[View]]] = {
     "attention": _attention,
     "rollout": lambda views, query: list(rollouts(views, query)),
     "flow": lambda views, query: [flow(views, query)],
@@ -99,7 +99,7 @@ def sound_picture(
     A column of its attention is `stride` frames. `words` were written by a decoder from step
     `first` on, and `word_of` says to which of them each token belongs.
     """
-    choose = lookup("view", view, VIEWS)
+    choose = lookup("view", view, SOUND_VIEWS)
     frames, mels = spectrogram.shape
     encoded = image_views(model, maps, (mels, frames))
     views = choose([_timed(each, recording.seconds) for each in encoded], query)

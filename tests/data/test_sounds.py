@@ -87,7 +87,7 @@ def test_any_rate_is_brought_to_that_of_the_model_by_soxr(rate, format, monkeypa
     data = coded(noise(2 * rate), format, "PCM_16", rate)
     expected = soxr.resample(theirs(data)[:, 0], rate, RATE)
     np.testing.assert_allclose(read_sound(data, RATE), expected, atol=1e-6)
-    monkeypatch.setattr(sound_files, "BLOCK", 1000)
+    monkeypatch.setattr(sound_files, "BLOCK_SAMPLES", 1000)
     np.testing.assert_allclose(read_sound(data, RATE), expected, atol=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_any_rate_is_brought_to_that_of_the_model_by_soxr(rate, format, monkeypa
 def test_in_what_blocks_a_sound_is_decoded_does_not_matter(format, monkeypatch):
     data = coded(noise(2 * RATE, 2), format)
     whole = read_sound(data, RATE)
-    monkeypatch.setattr(sound_files, "BLOCK", 777)
+    monkeypatch.setattr(sound_files, "BLOCK_SAMPLES", 777)
     np.testing.assert_allclose(read_sound(data, RATE), whole, atol=1e-6)
 
 

@@ -15,7 +15,7 @@ from regard.errors import UsageError
 from regard.examine import doctor, forecast
 from regard.examine.guess import guess_task
 from regard.models import preset
-from regard.tasks.text.classify import TASK, ClassifyTrain
+from regard.tasks.text.classify import CLASSIFY, ClassifyTrain
 from regard.training.step import one_step
 
 UPOS = ("NOUN", "VERB")
@@ -86,7 +86,7 @@ def test_any_data_are_examined_for_their_task(tmp_path: Path, kind: str, task: s
     assert found.forecast is not None and found.forecast.task == task
     assert found.forecast.parameters > 1000 and found.forecast.minutes_an_epoch >= 0
     assert json.loads(json.dumps(found.to_dict()))["task"] == task
-    assert 0 < len(made) <= forecast.STEPS + 1  # a few steps of training tell the time of all
+    assert 0 < len(made) <= forecast.MEASURED_STEPS + 1  # which tell the time of all
 
 
 def test_a_task_that_is_told_is_looked_at(tmp_path: Path):
@@ -223,6 +223,6 @@ def test_few_can_be_switched_off(tmp_path: Path, capsys):
 
 def test_many_texts_are_forecast_by_a_sample_with_the_model_of_many(tmp_path: Path, monkeypatch):
     data = put_reviews(tmp_path / "t.tsv", 1500)
-    monkeypatch.setitem(vars(TASK), "few_rows", 500)  # so that these are many
+    monkeypatch.setitem(vars(CLASSIFY), "few_rows", 500)  # so that these are many
     found = regard.doctor(str(data), task="classify").forecast
     assert not found.chosen and found.parameters > 200_000

@@ -254,7 +254,7 @@ def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
 )
 def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_JUDGED", 1)
-    monkeypatch.setattr(feature_page, "BATCHES", 2)
+    monkeypatch.setattr(feature_page, "EXAMPLE_BATCHES", 2)
     how = {"width": "32", "k": 4, "steps": 2, "buffer": 128, "shown": 2, "examples": 2}
     out = tmp_path / "out"
     found = regard.dictionary(name, at=at, data=real_data / data, out=out, **how, **more)
@@ -268,7 +268,7 @@ def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path,
 
 def test_words_are_shown_though_their_ids_are_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_JUDGED", 1)
-    monkeypatch.setattr(feature_page, "BATCHES", 2)
+    monkeypatch.setattr(feature_page, "EXAMPLE_BATCHES", 2)
     words = ["dog", "cat", "tree", "house"]
     lines = [f"the\tDET\n{one}\tNOUN\nsees\tVERB\n{two}\tNOUN\n" for one in words for two in words]
     (tmp_path / "train.tsv").write_text("\n".join(lines * 3))
@@ -285,7 +285,7 @@ def test_words_are_shown_though_their_ids_are_all_the_same(tmp_path, monkeypatch
 def studied(name, tmp_path, monkeypatch):
     """A dictionary of a few sentences at the second block of a model, and the features shown."""
     monkeypatch.setattr(module, "MOST_JUDGED", 1)
-    monkeypatch.setattr(feature_page, "BATCHES", 2)
+    monkeypatch.setattr(feature_page, "EXAMPLE_BATCHES", 2)
     words = ["dog", "cat", "tree", "house", "child", "river"]
     lines = [f"The {one} sees a {two} near the water." for one in words for two in words]
     (tmp_path / "texts.txt").write_text("\n".join(lines))

@@ -24,7 +24,7 @@ from regard.metrics.baselines import (
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
 from regard.models.bert import Bert, BertConfig
-from regard.tasks.text.classify import TASK as CLASSIFY
+from regard.tasks.text.classify import CLASSIFY
 from regard.tasks.text.few_texts import (
     BAG_OF_WORDS,
     HEAD_SCALE,
@@ -32,7 +32,7 @@ from regard.tasks.text.few_texts import (
     begin_as_naive_bayes,
     few_text_settings,
 )
-from regard.tasks.text.labelling import SHORT
+from regard.tasks.text.labelling import LABEL_SHORT_KEYS
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,
@@ -371,7 +371,7 @@ def test_defaults_follow_the_texts():
     def of(texts=BAGS, right=RIGHT["bag"], **values):
         given = {"data": "x", **values}
         why, found = few_text_settings(
-            given, SHORT, len(texts), lambda: bigram_gain(texts, right, 2)
+            given, LABEL_SHORT_KEYS, len(texts), lambda: bigram_gain(texts, right, 2)
         )
         assert not found.keys() & values.keys() and bool(why) == bool(found)
         return found
@@ -384,7 +384,8 @@ def test_defaults_follow_the_texts():
     assert of(minutes=2) == BAG_OF_WORDS
     assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
     assert (
-        "dropout" not in few_text_settings({"model.block.dropout": 0.5}, SHORT, 9, lambda: 0.0)[1]
+        "dropout"
+        not in few_text_settings({"model.block.dropout": 0.5}, LABEL_SHORT_KEYS, 9, lambda: 0.0)[1]
     )
     settings = CLASSIFY.resolve({**of(), "data": "x"})
     assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None

@@ -34,7 +34,7 @@ from regard.pretrained.format import differing
 from regard.pretrained.formats import find_format, fitting
 from regard.pretrained.image_processor import read_processor, write_processor
 from regard.settings import fill
-from regard.tasks.vision.images import TASK as IMAGES
+from regard.tasks.vision.images import IMAGES
 
 SIZE = {
     "hidden_size": 48,

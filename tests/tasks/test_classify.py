@@ -37,8 +37,7 @@ from regard.models.bert import Bert
 from regard.models.ensemble import members_of
 from regard.tasks import task as task_class
 from regard.tasks.runner import Runner
-from regard.tasks.text.classify import TASK as CLASSIFY
-from regard.tasks.text.classify import ClassifyCodec
+from regard.tasks.text.classify import CLASSIFY, ClassifyCodec
 from tests.zoo import ANIMALS, COLOURS, OTHERS, write_tsv
 from tests.zoo import colour_rows as rows
 

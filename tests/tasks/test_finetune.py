@@ -365,9 +365,9 @@ def test_what_was_tuned_is_exported_in_the_format_it_came_in(home, tmp_path):
 
 
 def test_a_trained_model_learns_more_gently_unless_told(home):
-    from regard.tasks.text.classify import TASK
+    from regard.tasks.text.classify import CLASSIFY
 
-    resolve = TASK.resolve
+    resolve = CLASSIFY.resolve
 
     given = {"data": "x", "init": str(home / "masked")}
     assert resolve(given).lr == pytest.approx(0.04 / 16)

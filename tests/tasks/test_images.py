@@ -33,8 +33,7 @@ from regard.tasks import task as task_class
 from regard.tasks.frame.origin import Origin
 from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
-from regard.tasks.vision.images import TASK as IMAGES
-from regard.tasks.vision.images import ImageBatches, load_codec
+from regard.tasks.vision.images import IMAGES, ImageBatches, load_codec
 from regard.tasks.vision.photos import ImageCodec
 from regard.training.label_loss import soft_loss
 from regard.training.optim import build_optimiser, layer_depths

@@ -166,7 +166,7 @@ def test_a_running_text_cut_anywhere_loses_no_character(kind, monkeypatch):
         else train_tokenizer([text], kind=kind, vocab=320)
     )
     whole = [i for part in encode_running(tokenizer, text) for i in part]
-    monkeypatch.setattr(documents, "CHUNK", 7)
+    monkeypatch.setattr(documents, "CHUNK_CHARACTERS", 7)
     parts = list(encode_running(tokenizer, text))
     assert len(parts) > 20
     for ids in (whole, [i for part in parts for i in part]):

@@ -155,7 +155,7 @@ def test_a_model_is_asked_for_lines_alone(lines, tmp_path, capsys, monkeypatch):
     asked = []
     model = regard.load("en-zh")
     monkeypatch.setattr(type(model), "answer", watched(type(model).answer, asked))
-    monkeypatch.setattr("regard.answering.CHUNK", 4)
+    monkeypatch.setattr("regard.answering.CHUNK_LINES", 4)
     file = tmp_path / "lines.txt"
     file.write_text("Yes.\n" * lines)
     assert main(["run", "en-zh", str(file), "Thank you.", "--quiet"]) == 0

@@ -19,7 +19,7 @@ from regard.data.augment import step_rng
 from regard.data.series import SeriesFormat, SeriesSet, load_series, stack
 from regard.data.series_augment import SERIES_AUGMENTS, SeriesAugment, resample
 from regard.data.series_files import (
-    ROLES,
+    COLUMN_ROLES,
     SeriesColumns,
     SeriesOptions,
     _array,
@@ -229,7 +229,9 @@ def test_a_row_is_a_series_with_its_label_first_or_by_name(tmp_path):
     assert values(tmp_path / "c.csv", columns="kind") == values(tmp_path / "c.csv", columns="4")
 
 
-WORDS = sorted({word for words in ROLES.values() for word in words} - {"id", "time", "label"})
+WORDS = sorted(
+    {word for words in COLUMN_ROLES.values() for word in words} - {"id", "time", "label"}
+)
 
 
 @pytest.mark.parametrize("names", [["x", "y"], ["x", "y", "z"], WORDS], ids=str)

@@ -152,7 +152,7 @@ def tokenizer():
 @pytest.mark.parametrize("longest", [3, 17, 1000])
 def test_stretches_of_a_text_are_all_of_it(tokenizer, longest: int, monkeypatch):
     for block in (30, 500_000):
-        monkeypatch.setattr("regard.data.documents.CHUNK", block)
+        monkeypatch.setattr("regard.data.documents.CHUNK_CHARACTERS", block)
         for one in TEXTS:
             rows = list(cut_texts([one], tokenizer, longest))
             assert tokenizer.decode(i for ids, _ in rows for i in ids) == one

@@ -153,7 +153,7 @@ def test_a_font_installed_later_is_found(tmp_path, monkeypatch):
     folder = tmp_path / "fonts"
     folder.mkdir()
     shutil.copy(other.fname, folder / "Later.ttf")
-    monkeypatch.setattr(home, "ttflist", [e for e in home.ttflist if e.name == fonts.PLAIN])
+    monkeypatch.setattr(home, "ttflist", [e for e in home.ttflist if e.name == fonts.PLAIN_FONT])
     letter = next(
         chr(code)
         for code in sorted(fonts.letters_in(other) - fonts.letters_in(fonts._plain()))

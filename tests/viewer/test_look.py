@@ -320,13 +320,13 @@ def test_hostile_tokens_can_be_drawn():
 def test_letters_without_a_font_are_spelled_out(monkeypatch):
     from regard.viewer import fonts
 
-    only = [entry for entry in fonts.fontManager.ttflist if entry.name == fonts.PLAIN]
+    only = [entry for entry in fonts.fontManager.ttflist if entry.name == fonts.PLAIN_FONT]
     monkeypatch.setattr(fonts.fontManager, "ttflist", only)
     monkeypatch.setattr(fonts, "findSystemFonts", list)
     fonts.fonts_for.cache_clear()
     fonts.add_new_fonts.cache_clear()
     chosen, missing = fonts.fonts_for("How 你好")
-    assert chosen == [fonts.PLAIN] and missing == {"你", "好"}
+    assert chosen == [fonts.PLAIN_FONT] and missing == {"你", "好"}
     assert fonts.spell("你好 you", missing) == "[U+4F60 U+597D] you"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -338,10 +338,10 @@ def test_a_text_is_as_wide_as_it_is_drawn_and_cut_where_it_would_be_wider():
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    from regard.viewer.fonts import PLAIN, cut, text_width
+    from regard.viewer.fonts import PLAIN_FONT, cut, text_width
 
     for text in ["non-local means 27.14 dB", "0123456789", "WWW", "illi."]:
-        path = TextPath((0, 0), text, size=100, prop=FontProperties(family=PLAIN))
+        path = TextPath((0, 0), text, size=100, prop=FontProperties(family=PLAIN_FONT))
         assert text_width(text) == pytest.approx(path.get_extents().width / 100, abs=0.25)
     assert text_width("你好") == 2.0 and text_width("") == 0.0
     assert cut("How are you?", 20) == "How are you?"

@@ -23,7 +23,7 @@ from regard.layers.layout import TokenGrid
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
 from regard.tasks.runner import Runner
-from regard.tasks.vision.images import TASK as IMAGES
+from regard.tasks.vision.images import IMAGES
 from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import PRETRAIN
 from regard.viewer.html import MAX_IMAGE_WEIGHTS, page

@@ -25,7 +25,7 @@ def _without_key_bias(attention: str) -> Rule:
     return Rule((f"{attention}.q_proj.bias", "", f"{attention}.v_proj.bias"))
 
 
-BLOCK: WeightNames = {
+_BLOCK: WeightNames = {
     **SIDE_BLOCK,
     "attention.qkv.bias": _without_key_bias("self_attn"),
     "cross.qkv.bias": _without_key_bias("encoder_attn"),
@@ -56,11 +56,11 @@ _WHISPER = Format(
         "stem.first": "encoder.conv1",
         "stem.second": "encoder.conv2",
         "stem.positions": "encoder.embed_positions.weight",
-        **within("encoder.{}.", "encoder.layers.{}.", BLOCK),
+        **within("encoder.{}.", "encoder.layers.{}.", _BLOCK),
         "encoder_norm": "encoder.layer_norm",
         "target.tokens": "decoder.embed_tokens",
         "target.position.table": "decoder.embed_positions",
-        **within("decoder.{}.", "decoder.layers.{}.", BLOCK),
+        **within("decoder.{}.", "decoder.layers.{}.", _BLOCK),
         "decoder_norm": "decoder.layer_norm",
     },
     config={"init": "normal", "full_window": True},

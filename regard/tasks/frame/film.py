@@ -13,7 +13,7 @@ from regard.errors import UsageError
 from regard.tasks.frame.inputs import cut_inputs, first_inputs, read_picture
 from regard.tasks.frame.settings import TrainSettings
 
-TOKENS = 32  # of a probe
+_TOKENS = 32  # of a probe
 
 
 class Film:
@@ -30,7 +30,7 @@ class Film:
             inputs = [as_input(line) for line in probes_in(settings.probes, MAX_PROBES)]
         else:
             inputs = first_inputs(task, data, "valid", MAX_PROBES)
-        self.inputs = cut_inputs(task, inputs, TOKENS, MAX_PROBES)
+        self.inputs = cut_inputs(task, inputs, _TOKENS, MAX_PROBES)
 
     def settle(self, steps: int) -> None:
         """Choose how often pictures are taken in a run of so many steps."""

@@ -12,7 +12,7 @@ from regard.models.folder import load_folder
 from regard.pretrained.folder import import_folder, read_any_config
 from regard.pretrained.tokenizer_folder import load_tokenizers
 from regard.tasks.frame.settings import flat
-from regard.tasks.frame.tune import HEAD
+from regard.tasks.frame.tune import HEAD_PREFIX
 
 # fields of a config that may differ from those of the model it starts from
 _INIT_MAY_DIFFER = {"dropout", "attention_dropout", "ffn_dropout", "drop_path", "max_length"}
@@ -59,7 +59,7 @@ class Origin:
         """
         before, now = flat(self.model.config), flat(model.config)
         if before.get("head") != now.get("head"):
-            fresh = fresh or HEAD
+            fresh = fresh or HEAD_PREFIX
         for key, value in now.items():
             may_differ = _INIT_MAY_DIFFER | _NEW_HEAD_KEYS if fresh else _INIT_MAY_DIFFER
             if before[key] != value and key.split(".")[-1] not in may_differ:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 # short keys of every task for fields of its model's config
-SHORT: dict[str, str | tuple[str, ...]] = {
+SHORT_KEYS: dict[str, str | tuple[str, ...]] = {
     "position": "model.position",
     "depth": "model.depth",
     "dropout": "model.block.dropout",

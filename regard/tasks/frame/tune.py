@@ -11,7 +11,7 @@ from regard.layers.lora import adapt, adapters
 if TYPE_CHECKING:
     from regard.tasks.frame.settings import TrainSettings
 
-HEAD = "head."
+HEAD_PREFIX = "head."
 
 
 class Tune(NamedTuple):
@@ -30,7 +30,7 @@ def _named(model: nn.Module, start: str) -> list[nn.Parameter]:
 
 
 def _head(model: nn.Module, settings: "TrainSettings", fresh: str) -> list[nn.Parameter]:
-    return _named(model, fresh or HEAD)
+    return _named(model, fresh or HEAD_PREFIX)
 
 
 def _lora(model: nn.Module, settings: "TrainSettings", fresh: str) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from regard.data.augment import step_rng
 from regard.data.batches import IndexBatches
 from regard.data.media import BROKEN
 from regard.data.sound_augment import SoundAugment
-from regard.data.sound_files import SUFFIXES, Samples
+from regard.data.sound_files import SOUND_SUFFIXES, Samples
 from regard.data.sound_sets import SoundOptions, is_glob
 from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
@@ -31,8 +31,7 @@ from regard.settings import setting
 from regard.tasks.frame.media import MediaCodec, first_files, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys, window_keys
-from regard.tasks.frame.settings import SHORT as TASK_SHORT
-from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
+from regard.tasks.frame.settings import SHORT_KEYS, BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture, Recording
 from regard.viewer.settings import SoundLookSettings
@@ -43,8 +42,8 @@ _MOST_CELLS = 100  # of a window, which are cut one by one
 _LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
 _GROUP_SECONDS = 1200.0  # of sounds that are in memory at once while they are answered
 # short keys for the format, the augmentation and the model's config
-SHORT: dict[str, str | tuple[str, ...]] = {
-    **TASK_SHORT,
+SOUND_SHORT_KEYS: dict[str, str | tuple[str, ...]] = {
+    **SHORT_KEYS,
     "rate": "sound.rate",
     "mels": "sound.mels",
     "window": "sound.window",
@@ -297,7 +296,7 @@ class SoundCodec(MediaCodec):
 
     def read_foreign(self, folder: str) -> list[np.ndarray]:
         """Sounds of a folder that are none of what was learnt."""
-        return [self.format.read(file) for file in first_files(folder, SUFFIXES)]
+        return [self.format.read(file) for file in first_files(folder, SOUND_SUFFIXES)]
 
 
 def sound_options(settings: SoundFilesAsked, target: str) -> SoundOptions:

@@ -49,7 +49,7 @@ from regard.training.loss import ctc_losses
 from regard.viewer.picture import Picture
 
 H = TypeVar("H", bound=Hearing)
-PART = 256  # sounds of a part that are in memory at once
+_PART = 256  # sounds of a part that are in memory at once
 
 
 def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
@@ -245,8 +245,8 @@ class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, S
     def transcribe_part(self, sounds: Sounds, settings: TranscribeRun) -> list[Transcript]:
         """Transcripts of the sounds of a part."""
         answers: list[Transcript] = []
-        for start in range(0, len(sounds), PART):
-            some = range(start, min(len(sounds), start + PART))
+        for start in range(0, len(sounds), _PART):
+            some = range(start, min(len(sounds), start + _PART))
             answers += self.transcribe([sounds.read(i) for i in some], settings)
         return answers
 

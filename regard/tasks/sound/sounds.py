@@ -33,7 +33,7 @@ from regard.tasks.labels.settings import (
 from regard.tasks.parts import Task
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
-    SHORT,
+    SOUND_SHORT_KEYS,
     SoundBatches,
     SoundCodec,
     SoundEvalSettings,
@@ -161,7 +161,7 @@ class LabelledSounds(LabelledInputs):
         )
 
 
-TASK = Task(
+CLASSIFY_SOUNDS = Task(
     name="sounds",
     holds="sounds and labels",
     inputs=SOUND,
@@ -178,7 +178,7 @@ TASK = Task(
             "base": {"lr": 0.0007, "steps": 20_000, "batch_seconds": 200.0},
             "big": {"lr": 0.0005, "steps": 60_000, "batch_seconds": 400.0},
         },
-        short={**SHORT, "pool": "model.pool"},
+        short={**SOUND_SHORT_KEYS, "pool": "model.pool"},
     ),
     target="label",
     unit="sounds",

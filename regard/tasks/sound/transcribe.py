@@ -19,7 +19,7 @@ from regard.tasks.frame.origin import Origin
 from regard.tasks.parts import Learnt, Lesson, Objective, Task, build_model
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
-    SHORT,
+    SOUND_SHORT_KEYS,
     SoundBatches,
     SoundCodec,
     check_sound,
@@ -58,7 +58,7 @@ class Usable(NamedTuple):
 class SpeechObjective(Objective[TranscribeTrain, SoundData, SoundCodec]):
     """Learns transcripts by CTC, by a decoder, or by both."""
 
-    Settings, short = TranscribeTrain, SHORT
+    Settings, short = TranscribeTrain, SOUND_SHORT_KEYS
     sizes = {
         "micro": {"lr": 0.002, "steps": 2000},
         "tiny": {"lr": 0.002, "steps": 4000},
@@ -205,7 +205,7 @@ def valid_loss(runner: Runner[Any], sounds: Sounds, settings: TranscribeTrain) -
     return total / tokens
 
 
-TASK = Task(
+TRANSCRIBE = Task(
     name="transcribe",
     holds="sounds and transcripts",
     inputs=SOUND,

@@ -88,7 +88,7 @@ class Hearing(SoundRunSettings, WhisperDecoding, Listening):
 class TranscribeRun(Hearing):
     """How to transcribe sounds."""
 
-    format: str = setting("text", "format of the answers", choices=lambda: FORMATS)
+    format: str = setting("text", "format of the answers", choices=lambda: TRANSCRIPT_FORMATS)
     scores: bool = setting(False, "print the score of each transcript")
 
 
@@ -130,7 +130,7 @@ class Transcript(Answer[TranscribeRun]):
 
     def lines(self, settings: TranscribeRun) -> Iterator[str]:
         """Write the transcript in the format that is asked for."""
-        yield from FORMATS[settings.format](self, settings)
+        yield from TRANSCRIPT_FORMATS[settings.format](self, settings)
 
     def record(self, settings: TranscribeRun) -> dict[str, Any]:
         """Return the fields of a JSON line."""
@@ -163,7 +163,7 @@ def _json(answer: Transcript, settings: TranscribeRun) -> Iterator[str]:
 
 
 # name -> the lines of a transcript
-FORMATS: dict[str, Callable[[Transcript, Any], Iterator[str]]] = {
+TRANSCRIPT_FORMATS: dict[str, Callable[[Transcript, Any], Iterator[str]]] = {
     "text": _plain,
     "json": _json,
     "srt": lambda answer, settings: iter(srt(answer.words).splitlines()),

@@ -38,8 +38,8 @@ from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.tasks.text.labelling import (
-    SHORT,
-    SIZES,
+    ENCODER_SIZES,
+    LABEL_SHORT_KEYS,
     LabelBatch,
     LabelData,
     LabelEval,
@@ -331,11 +331,11 @@ class LabelledTexts(LabelledText):
             numbers = label_table(train, data.classes).argmax(1)
             return bigram_gain([example.text for example in train], numbers, size)
 
-        why, few = few_text_settings(values, SHORT, len(train), gain)
+        why, few = few_text_settings(values, LABEL_SHORT_KEYS, len(train), gain)
         if not few:
             return settings, None
         choice = Choice(why, few, f"few=false keeps what size={settings.size} has")
-        return TASK.resolve({**values, **few}), choice
+        return CLASSIFY.resolve({**values, **few}), choice
 
     def codec(
         self, data: LabelData, settings: Any, learnt: Any, origin: Origin | None
@@ -414,7 +414,7 @@ def other_modality(values: Mapping[str, Any]) -> str | None:
 
 
 _INPUTS = LabelledTexts()
-TASK = Task(
+CLASSIFY = Task(
     name="classify",
     holds="texts and labels",
     inputs=TEXT,
@@ -424,8 +424,12 @@ TASK = Task(
     objective=LabelObjective(
         _INPUTS,
         ClassifyTrain,
-        sizes=SIZES,
-        short={**SHORT, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"},
+        sizes=ENCODER_SIZES,
+        short={
+            **LABEL_SHORT_KEYS,
+            "clusters": "model.clusters",
+            "cluster_beam": "model.cluster_beam",
+        },
     ),
     target="label",
     unit="texts",

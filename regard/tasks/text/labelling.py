@@ -40,14 +40,14 @@ from regard.training.label_loss import CLASS_WEIGHTS, label_loss
 BertConfig, _ = family("bert")
 
 # what a size means for training, on top of the sizes of the model
-SIZES: dict[str, dict[str, Any]] = {
+ENCODER_SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"lr": 0.002, "batch_tokens": 1024, "pieces": 4000, "steps": 3000},
     "small": {"lr": 0.001, "batch_tokens": 2048, "pieces": 8000, "steps": 6000},
     "base": {"lr": 0.0003, "batch_tokens": 8192, "pieces": 32_000, "steps": 20_000},
     "big": {"lr": 0.0002, "batch_tokens": 16_384, "pieces": 32_000, "steps": 40_000},
 }
-SHORT = {
-    **frame.SHORT,
+LABEL_SHORT_KEYS = {
+    **frame.SHORT_KEYS,
     "ffn_dropout": "model.block.ffn_dropout",
     "head_dropout": "model.head_dropout",
     "pool": "model.pool",

@@ -30,7 +30,7 @@ from regard.modalities.text import CONVERSATIONS
 from regard.models.protocols import Model
 from regard.pretrained.chat_template import check_chat
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import SHORT
+from regard.tasks.frame.settings import SHORT_KEYS
 from regard.tasks.parts import (
     Judge,
     Learnt,
@@ -45,7 +45,7 @@ from regard.tasks.parts import (
 from regard.tasks.runner import Runner
 from regard.tasks.text.generate import Completer
 from regard.tasks.text.language_modelling import (
-    OBJECTIVES,
+    LANGUAGE_OBJECTIVES,
     LanguageCodec,
     LanguageEval,
     LanguageTrain,
@@ -74,7 +74,7 @@ def learn_tokenizer(texts: Sequence[str], settings: LanguageTrain) -> Tokenizer:
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
-SIZES = {
+_SIZES = {
     "tiny": (0.002, 128, 2048, 4000, 5000),
     "small": (0.001, 256, 4096, 8000, 10_000),
     "base": (0.0006, 512, 32_768, 32_000, 100_000),
@@ -88,23 +88,23 @@ class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
     Settings = LanguageTrain
     sizes = {
         size: dict(zip(("lr", "context", "batch_tokens", "pieces", "steps"), row, strict=True))
-        for size, row in SIZES.items()
+        for size, row in _SIZES.items()
     }
     short = {
-        **SHORT,
+        **SHORT_KEYS,
         "kv_heads": "model.block.kv_heads",
         "bias": "model.block.bias",
         "rung": "model.rung",
         "gates": "model.gates",
     }
 
-    serves = {name: each.runs_as for name, each in OBJECTIVES.items()}
+    serves = {name: each.runs_as for name, each in LANGUAGE_OBJECTIVES.items()}
 
     def resolve(
         self, task: Task, values: Mapping[str, Any], origin: Origin | None
     ) -> LanguageTrain:
         """Settings with the head of the objective, and as many positions as the context needs."""
-        objective = lookup("objective", str(values.get("objective", "causal")), OBJECTIVES)
+        objective = lookup("objective", str(values.get("objective", "causal")), LANGUAGE_OBJECTIVES)
         settings = usual_settings(task, values, origin, serves=objective.runs_as)
         model, longest = settings.model, settings.model.max_length
         if origin is None and "model.max_length" not in values:
@@ -156,7 +156,11 @@ class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
 
     def lesson(self, runner: Runner[Any], data: Texts, settings: LanguageTrain) -> Lesson:
         """Windows of the training part, and the cross-entropy of the tokens to predict."""
-        objective, codec, model = OBJECTIVES[settings.objective], runner.codec, runner.model
+        objective, codec, model = (
+            LANGUAGE_OBJECTIVES[settings.objective],
+            runner.codec,
+            runner.model,
+        )
         texts = tokenise_texts(
             data, codec.tokenizer, template=settings.template, context=settings.context
         )

@@ -51,7 +51,7 @@ class LanguageTrain(TextFormat, TrainSettings):
     schedule: str = "cosine"
     weight_decay: float = 0.1
     beta2: float = 0.99
-    objective: str = setting("causal", "training objective", choices=lambda: OBJECTIVES)
+    objective: str = setting("causal", "training objective", choices=lambda: LANGUAGE_OBJECTIVES)
     family: str = setting("gpt", "model family", group="model")
     like: str | None = setting(None, "model preset", group="model")
     tokenizer: str = setting("bpe", "tokenizer", choices=with_characters)
@@ -369,7 +369,7 @@ def masked_scores(
     return MaskedScores(loss, perplexity(loss), 100 * right / tokens)
 
 
-OBJECTIVES: dict[str, CausalObjective | MaskedObjective] = {
+LANGUAGE_OBJECTIVES: dict[str, CausalObjective | MaskedObjective] = {
     "causal": CausalObjective(),
     "masked": MaskedObjective(),
 }

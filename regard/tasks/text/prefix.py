@@ -21,7 +21,7 @@ from regard.models import family
 from regard.settings import setting
 from regard.tasks.parts import Configured, Task
 from regard.tasks.text.sequence import (
-    PAIR_SHORT,
+    PAIR_SHORT_KEYS,
     PairCodec,
     PairTrainSettings,
     SequenceObjective,
@@ -153,7 +153,7 @@ PREFIX = Task(
         GENERATION,
         bleu,
         stack=_STACK,
-        short={**PAIR_SHORT, "depth": "model.depth", "bias": "model.block.bias"},
+        short={**PAIR_SHORT_KEYS, "depth": "model.depth", "bias": "model.block.bias"},
     ),
     predictor=Configured(partial(TextWriter, stack=_STACK), PairRunSettings, PairLookSettings),
     judge=TextJudge(bleu),

@@ -29,7 +29,7 @@ from regard.pretrained.tokenizer_folder import load_tokenizers, save_tokenizers
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import save_generation
-from regard.tasks.frame.settings import SHORT, EvalSettings, TrainSettings
+from regard.tasks.frame.settings import SHORT_KEYS, EvalSettings, TrainSettings
 from regard.tasks.parts import (
     Batches,
     Learnt,
@@ -50,8 +50,8 @@ TransformerConfig, _ = family("transformer")
 _FRAME = 4  # special tokens for which there is room around a text
 _LONGEST_PART = 400  # tokens; a longer sentence is read in parts, as the model never saw such
 _VOCABULARIES = ("auto", "joint", "separate")
-PAIR_SHORT: Mapping[str, str | tuple[str, ...]] = {
-    **SHORT,
+PAIR_SHORT_KEYS: Mapping[str, str | tuple[str, ...]] = {
+    **SHORT_KEYS,
     "kv_heads": "model.block.kv_heads",
     "depth": ("model.encoder_depth", "model.decoder_depth"),
 }
@@ -352,7 +352,7 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
         material: Callable[[T], Pairs[T]] = lambda settings: Pairs(),
         main_only: bool = True,
         losses: Mapping[str, Loss] | None = None,
-        short: Mapping[str, str | tuple[str, ...]] = PAIR_SHORT,
+        short: Mapping[str, str | tuple[str, ...]] = PAIR_SHORT_KEYS,
     ):
         self.Settings, self.generation, self.metric = settings, generation, metric
         self.stack, self.sources, self.material = stack, sources, material

@@ -29,8 +29,8 @@ from regard.tasks.parts import Predictor, Task
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.labelling import (
-    SHORT,
-    SIZES,
+    ENCODER_SIZES,
+    LABEL_SHORT_KEYS,
     LabelBatch,
     LabelData,
     LabelEval,
@@ -342,7 +342,7 @@ class LabelledWords(LabelledText):
 
 
 _INPUTS = LabelledWords()
-TASK = Task(
+TAG = Task(
     name="tag",
     holds="words and tags",
     inputs=WORDS,
@@ -353,7 +353,7 @@ TASK = Task(
         top=False,
     ),
     load_codec=load_codec,
-    objective=LabelObjective(_INPUTS, TagTrain, sizes=SIZES, short=SHORT),
+    objective=LabelObjective(_INPUTS, TagTrain, sizes=ENCODER_SIZES, short=LABEL_SHORT_KEYS),
     target="tags",
     unit="words",
     judged=TagEval,

@@ -42,7 +42,7 @@ from regard.tasks.text.writer import PairLookSettings, PairRunSettings, TextWrit
 _OBJECTIVES = {"pairs": "pairs of texts", **dict.fromkeys(CORRUPTIONS, "text")}
 _LONGEST = 4096  # tokens that are read of an input, where positions set no bound
 _LONGEST_PREFIX = 1000  # characters
-PREFIX = "put before every input, such as summarize"
+_PREFIX = "put before every input, such as summarize"
 _SPLIT = "answer sentence by sentence"
 
 
@@ -56,7 +56,7 @@ class TextSettings(PairTrainSettings):
     objective: str = setting(
         "pairs", "training objective; on plain text spans (T5) or noise (BART)", choices=_OBJECTIVES
     )
-    prefix: str = setting("", PREFIX)
+    prefix: str = setting("", _PREFIX)
     metric: str = setting("bleu", "metric", choices=TEXT_METRICS)
     share: float | None = setting(
         None, "share of a text that is masked (spans 0.15, noise 0.3)", above=0, max=0.9
@@ -68,7 +68,7 @@ class TextSettings(PairTrainSettings):
 class TextRunSettings(PairRunSettings):
     """What a run can be told."""
 
-    prefix: str = setting("", PREFIX)
+    prefix: str = setting("", _PREFIX)
     split: bool = setting(False, _SPLIT)
 
 
@@ -76,7 +76,7 @@ class TextRunSettings(PairRunSettings):
 class TextLookSettings(PairLookSettings):
     """What look can be told."""
 
-    prefix: str = setting("", PREFIX)
+    prefix: str = setting("", _PREFIX)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from regard.modalities.text import TEXT
 from regard.tasks.frame.settings import EvalSettings, TrainSettings
 from regard.tasks.parts import Task
 from regard.tasks.text.sequence import (
-    PAIR_SHORT,
+    PAIR_SHORT_KEYS,
     PairTrainSettings,
     SequenceObjective,
     load_pair_codec,
@@ -64,7 +64,7 @@ TRANSLATE = Task(
         bleu,
         losses={"recurrent": hard_attention_loss},
         short={
-            **PAIR_SHORT,
+            **PAIR_SHORT_KEYS,
             "cell": "model.block.cell",
             "attention": "model.block.attention",
             "normalise": "model.block.normalise",

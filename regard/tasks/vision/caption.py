@@ -23,7 +23,7 @@ from regard.tasks.parts import Learnt, Lesson, Objective, Task, complete, size_o
 from regard.tasks.runner import Runner
 from regard.tasks.vision.caption_writer import CaptionJudge, CaptionWriter, load_codec
 from regard.tasks.vision.captioning import (
-    FAMILY,
+    CAPTIONER,
     CaptionBatch,
     CaptionBatches,
     EvalCaption,
@@ -33,7 +33,7 @@ from regard.tasks.vision.captioning import (
     tidy,
 )
 from regard.tasks.vision.photos import (
-    SHORT,
+    IMAGE_SHORT_KEYS,
     ImageCodec,
     captioned,
     training_images,
@@ -41,7 +41,7 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 
-CaptionerConfig, Captioner = family(FAMILY)
+CaptionerConfig, Captioner = family(CAPTIONER)
 # kind of decoder -> the preset of the family that has it
 _DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
 _GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
@@ -61,7 +61,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
         "big": {"lr": 0.0003, "steps": 60_000},
     }
     short = {
-        **SHORT,
+        **IMAGE_SHORT_KEYS,
         "decoder": "decoder.kind",
         "decoder_depth": "decoder.depth",
         "decoder_width": "decoder.block.width",
@@ -84,8 +84,8 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
         keys = ("decoder", "decoder.kind")
         kind = next((str(values[key]) for key in keys if key in values), "transformer")
         like = lookup("decoder", kind, _DECODERS)
-        decoder = preset(FAMILY, size if size in self.sizes else "big", like).decoder
-        if origin is not None and origin.family == FAMILY:
+        decoder = preset(CAPTIONER, size if size in self.sizes else "big", like).decoder
+        if origin is not None and origin.family == CAPTIONER:
             encoder = origin.model.config.encoder
             name, model, decoder = encoder.family, encoder.config, origin.model.config.decoder
         else:
@@ -94,7 +94,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
             model = replace(usual_shape(name, values, origin), **changes)
         sizes = {key: {**row, "decoder": decoder} for key, row in task.size_rows(values).items()}
         given = values
-        if origin is not None and origin.family != FAMILY:  # most is new, and learns like it
+        if origin is not None and origin.family != CAPTIONER:  # most is new, and learns like it
             given = {"lr": sizes[size]["lr"], **given}
         settings = complete(task, given, name, model, sizes=sizes)
         augments(settings.augment)
@@ -123,7 +123,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
         texts = [tidy(text, settings.lowercase) for some in data.captions["train"] for text in some]
         tokenizer = learnt(
             lambda: train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces),
-            init=origin is not None and origin.family == FAMILY,
+            init=origin is not None and origin.family == CAPTIONER,
         )
         more = {"lowercase": settings.lowercase}
         return ImageCodec(with_statistics(data), tokenizer=tokenizer, more=more)
@@ -132,7 +132,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
         self, data: CaptionData, codec: ImageCodec, settings: TrainCaption, origin: Origin | None
     ) -> Any:
         """Encoder and decoder; what is in init keeps its weights."""
-        whole = origin is not None and origin.family == FAMILY
+        whole = origin is not None and origin.family == CAPTIONER
         encoder, decoder = settings.model, settings.decoder
         if origin is None:
             encoder = replace(encoder, channels=codec.format.channels, image=codec.format.size)
@@ -154,7 +154,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
         elif origin is not None and not settings.blind:
             origin.initialise(model.encoder, "head.")
         let_learn(model, settings, _NEW)
-        return FAMILY, model
+        return CAPTIONER, model
 
     def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainCaption) -> Lesson:
         """Batches of images with some captions each, and the cross-entropy of these."""

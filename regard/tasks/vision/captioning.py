@@ -31,8 +31,8 @@ from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, Imag
 from regard.training.loss import linear_cross_entropy
 from regard.viewer.settings import ImageLookSettings
 
-FAMILY = "captioner"
-DecoderConfig = type(family(FAMILY)[0]().decoder)
+CAPTIONER = "captioner"
+DecoderConfig = type(family(CAPTIONER)[0]().decoder)
 _MAX_LENGTH = 64  # tokens of a caption, unless told
 _POOL = 16  # batches whose images are sorted by the length of their captions
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.image_format import SUFFIXES, ImageFormat
+from regard.data.image_format import IMAGE_SUFFIXES, ImageFormat
 from regard.data.photos import Photo, Photos, load_photos
 from regard.errors import UsageError
 from regard.metrics.image import psnr
@@ -22,7 +22,7 @@ from regard.modalities.image import IMAGE
 from regard.models.protocols import Model
 from regard.tasks.frame.answers import Unread
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import SHORT
+from regard.tasks.frame.settings import SHORT_KEYS
 from regard.tasks.parts import (
     Judge,
     Learnt,
@@ -38,7 +38,7 @@ from regard.tasks.parts import (
 )
 from regard.tasks.runner import Runner
 from regard.tasks.vision.noise import (
-    FAMILY,
+    DENOISER,
     LOSSES,
     Denoised,
     EvalDenoise,
@@ -55,7 +55,7 @@ from regard.tasks.vision.noise import (
 )
 from regard.viewer.picture import Picture
 
-LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
+_LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
 _SIDE = 1024  # pixels to a side that are denoised at once
 _NOISY = "the noisy images"
 
@@ -70,7 +70,7 @@ def _psnr_by_level(
 ) -> dict[str, float]:
     """PSNR at some levels of noise, and their mean."""
     scores = {}
-    for level in LEVELS:
+    for level in _LEVELS:
         sigma, total = level / 255, 0.0
         for photo in photos:
             clean = photo.clean()
@@ -90,7 +90,7 @@ class DenoiseObjective(Objective[TrainDenoise, Photos, NoCodec]):
         "big": {"lr": 0.001, "batch": 32, "steps": 100_000},
     }
     short = {
-        **{key: long for key, long in SHORT.items() if key not in ("feed_forward", "order")},
+        **{key: long for key, long in SHORT_KEYS.items() if key not in ("feed_forward", "order")},
         "image": "model.image",
         "patch": "model.patch",
         "window": "model.window",
@@ -123,7 +123,7 @@ class DenoiseObjective(Objective[TrainDenoise, Photos, NoCodec]):
         self, data: Photos, codec: NoCodec, settings: TrainDenoise, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """The denoiser."""
-        return FAMILY, build_model(FAMILY, settings.model, settings, origin)
+        return DENOISER, build_model(DENOISER, settings.model, settings, origin)
 
     def lesson(self, runner: Runner[Any], data: Photos, settings: TrainDenoise) -> Lesson:
         """Batches of crops with noise, and the error of their pixels."""
@@ -156,10 +156,10 @@ class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
         """Refuse files to write that are no images."""
         out = settings.out if isinstance(settings, RunDenoise) else None
         suffix = Path(out).suffix.lower() if out else ""
-        if suffix and suffix not in SUFFIXES and not Path(str(out)).is_dir():
+        if suffix and suffix not in IMAGE_SUFFIXES and not Path(str(out)).is_dir():
             raise UsageError(
                 f"out={out} is no kind of image that can be written; end it in "
-                f"{', '.join(sorted(SUFFIXES))}, or name a folder"
+                f"{', '.join(sorted(IMAGE_SUFFIXES))}, or name a folder"
             )
         return settings
 
@@ -367,7 +367,7 @@ def _span(at: int, piece: int, whole: int) -> slice:
 
 def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> NoCodec:
     """Refuse a model that cannot denoise."""
-    if config["family"] != FAMILY:
+    if config["family"] != DENOISER:
         raise UsageError(
             f"{folder / 'config.json'}: a {config['family']} cannot denoise; expected a "
             "denoiser, trained with: regard train denoise"

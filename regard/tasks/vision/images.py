@@ -33,7 +33,7 @@ from regard.tasks.parts import Task
 from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.photos import (
-    SHORT,
+    IMAGE_SHORT_KEYS,
     ImageCodec,
     ImageEvalSettings,
     ImageRunSettings,
@@ -174,7 +174,7 @@ class LabelledImages(LabelledInputs):
 
     def read(self, settings: Any, origin: Origin | None) -> ImageData:
         """Images to train and to validate on."""
-        data = training_images(settings, origin, settings.size not in SIZES)
+        data = training_images(settings, origin, settings.size not in _SIZES)
         numbers = data["train"].labels.tolist()
         label_list([(data.classes[i],) for i in numbers], settings.data)
         use_share(data, settings.share)
@@ -230,13 +230,13 @@ class LabelledImages(LabelledInputs):
         return facts
 
 
-SIZES: Mapping[str, Mapping[str, Any]] = {
+_SIZES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"lr": 0.002, "batch": 128, "steps": 4000},
     "small": {"lr": 0.0015, "batch": 128, "steps": 10_000},
     "base": {"lr": 0.001, "batch": 128, "steps": 20_000},
     "big": {"lr": 0.0005, "batch": 256, "steps": 60_000},
 }
-TASK = Task(
+IMAGES = Task(
     name="images",
     holds="images and labels",
     inputs=IMAGE,
@@ -244,7 +244,7 @@ TASK = Task(
     judge=LabelJudge(read_test, made_with, made_of=probed),
     load_codec=load_codec,
     objective=LabelObjective(
-        LabelledImages(), TrainImages, sizes=SIZES, short=SHORT, published_sizes=True
+        LabelledImages(), TrainImages, sizes=_SIZES, short=IMAGE_SHORT_KEYS, published_sizes=True
     ),
     target="label",
     unit="images",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
-from regard.data.image_format import SUFFIXES
+from regard.data.image_format import IMAGE_SUFFIXES
 from regard.data.media import BROKEN
 from regard.data.photos import Photo, load_photos, noise_of
 from regard.files import write_atomically
@@ -25,8 +25,8 @@ from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSet
 from regard.tasks.parts import Answer
 from regard.training.progress import Progress
 
-FAMILY = "denoiser"
-DenoiserConfig, _ = family(FAMILY)
+DENOISER = "denoiser"
+DenoiserConfig, _ = family(DENOISER)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def with_noise(clean: Tensor, settings: NoisySettings) -> tuple[Tensor, float | 
 
 def is_image_file(out: str) -> bool:
     """Tell whether a name is that of an image, and of no folder."""
-    return Path(out).suffix.lower() in SUFFIXES and not Path(out).is_dir()
+    return Path(out).suffix.lower() in IMAGE_SUFFIXES and not Path(out).is_dir()
 
 
 def as_image(image: Tensor) -> np.ndarray:

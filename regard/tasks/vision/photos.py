@@ -20,7 +20,7 @@ from regard.data.captions import (
 from regard.data.image_files import ImageOptions
 from regard.data.image_format import (
     FITS,
-    SUFFIXES,
+    IMAGE_SUFFIXES,
     ImageFormat,
     measure_ground,
     open_image,
@@ -39,8 +39,7 @@ from regard.settings import setting
 from regard.tasks.frame.media import MediaCodec, first_files, saved_format
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import grid_keys
-from regard.tasks.frame.settings import SHORT as TASK_SHORT
-from regard.tasks.frame.settings import BootstrapSettings, RunSettings, TrainSettings
+from regard.tasks.frame.settings import SHORT_KEYS, BootstrapSettings, RunSettings, TrainSettings
 from regard.tasks.labels.classifier import STRANGERS, in_groups
 from regard.viewer.picture import Picture
 
@@ -48,8 +47,8 @@ _FEW = 8  # pixels of the sides of an image by which its distance is measured
 _SHOWN = 512  # pixels of the longer side of a photo that is looked at
 ViTConfig, _ = family("vit")
 # short keys for fields of the model's config, where a family has them
-SHORT: dict[str, str | tuple[str, ...]] = {
-    **TASK_SHORT,
+IMAGE_SHORT_KEYS: dict[str, str | tuple[str, ...]] = {
+    **SHORT_KEYS,
     "drop_path": "model.drop_path",
     "patch": "model.patch",
     "pool": "model.pool",
@@ -236,7 +235,7 @@ class ImageCodec(MediaCodec):
 
     def read_foreign(self, folder: str) -> Tensor:
         """Images of a folder that are none of what was learnt."""
-        files = first_files(folder, SUFFIXES)
+        files = first_files(folder, IMAGE_SUFFIXES)
         return stacked([self.format.read(file) for file in files])
 
 

@@ -46,7 +46,7 @@ from regard.tasks.parts import (
 from regard.tasks.runner import Runner
 from regard.tasks.vision.images import EvalImages
 from regard.tasks.vision.photos import (
-    SHORT,
+    IMAGE_SHORT_KEYS,
     ImageCodec,
     captioned,
     format_of,
@@ -57,8 +57,8 @@ from regard.tasks.vision.photos import (
     with_statistics,
 )
 from regard.tasks.vision.pretraining import (
-    BATCHES,
-    OBJECTIVES,
+    PRETRAIN_BATCHES,
+    PRETRAIN_OBJECTIVES,
     ClipBatches,
     LookPretrain,
     RunPretrain,
@@ -89,7 +89,7 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
         "big": {"lr": 0.0005, "steps": 100_000},
     }
     short = {
-        **SHORT,
+        **IMAGE_SHORT_KEYS,
         "mask_share": "pretrainer.mask_share",
         "target": "pretrainer.target",
         "decoder_depth": "pretrainer.depth",
@@ -112,7 +112,7 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
         if by == "mae" and origin is None:
             model = replace(model, pool="mean")  # no other vector is about all patches
         around = pretrainer_config(by, model, size_of(values))
-        defaults = {**OBJECTIVES[objective], "pretrainer": around}
+        defaults = {**PRETRAIN_OBJECTIVES[objective], "pretrainer": around}
         settings = complete(
             task,
             values,
@@ -175,7 +175,7 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
         by, format = codec.pretraining["by"], codec.format
         height, width = model.encoder.grid((format.size, format.size))
         tokens = height * width
-        batches = BATCHES[by](data, settings, tokens, model, codec)
+        batches = PRETRAIN_BATCHES[by](data, settings, tokens, model, codec)
 
         @torch.inference_mode()
         def validate(share: float) -> dict[str, float]:

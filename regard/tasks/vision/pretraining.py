@@ -25,7 +25,7 @@ from regard.viewer.settings import ImageLookSettings
 
 MAEConfig, _ = pretrainer("mae")
 # objective -> what it means for training
-OBJECTIVES: dict[str, dict[str, Any]] = {
+PRETRAIN_OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"augment": "flip+crop", "batch": 256},
     "contrastive": {"augment": "zoom+flip+jitter+grey", "batch": 256},
     "clip": {"augment": "flip+crop", "batch": 128},
@@ -42,7 +42,9 @@ _VALID = 7  # the stream of random numbers for validation
 class TrainPretrain(ImageTrainSettings):
     """What a training without labels can be told."""
 
-    objective: str = setting("masked", "training objective; clip by captions", choices=OBJECTIVES)
+    objective: str = setting(
+        "masked", "training objective; clip by captions", choices=PRETRAIN_OBJECTIVES
+    )
     least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
     pretrainer: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
@@ -69,7 +71,7 @@ class LookPretrain(ImageLookSettings):
 
 def pretrainer_of(objective: str, name: str) -> str:
     """Return what is built around an encoder of a family to train it by an objective."""
-    lookup("objective", objective, OBJECTIVES)
+    lookup("objective", objective, PRETRAIN_OBJECTIVES)
     by = info(name).pretrainers.get(objective) or _ANY_ENCODER.get(objective)
     if by is None:
         known = [each for each in serving("pretrain") if objective in info(each).pretrainers]
@@ -229,7 +231,7 @@ class ClipBatches(PretrainBatches):
         return self.view(part.read(picked), rng), ids.to(device), lengths.to(device)
 
 
-BATCHES: dict[str, type[PretrainBatches]] = {
+PRETRAIN_BATCHES: dict[str, type[PretrainBatches]] = {
     "mae": MaskedImageBatches,
     "simmim": MaskedImageBatches,
     "simclr": ViewBatches,

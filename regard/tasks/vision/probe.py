@@ -16,11 +16,11 @@ from regard.tasks import task
 from regard.tasks.runner import Runner
 from regard.tasks.vision.photos import ImageCodec, read_images
 
-CHUNK = 2048  # vectors that are compared with all others at once
+_CHUNK = 2048  # vectors that are compared with all others at once
 _TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
 _DECAYS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # weight decays of the linear map to choose from
 _FOLDS = 5  # one of so many parts is held out to choose by
-STEPS = 100
+_STEPS = 100
 _KNOWN, _QUERIES = 5000, 1000  # images by which neighbours are judged while training
 
 
@@ -51,7 +51,7 @@ def by_neighbours(known: Known, queries: Tensor, neighbours: int = 20) -> Tensor
     keys, queries = F.normalize(known.vectors, dim=-1), F.normalize(queries, dim=-1)
     votes = F.one_hot(known.labels, known.classes).float()
     rows = []
-    for some in queries.split(CHUNK):
+    for some in queries.split(_CHUNK):
         near = (some @ keys.mT).topk(min(neighbours, len(keys)))
         weights = ((near.values - near.values[:, :1]) / _TEMPERATURE).exp()
         probs = (weights[..., None] * votes[near.indices]).sum(1)
@@ -76,7 +76,7 @@ def fit_linear(known: Known, decay: float) -> Callable[[Tensor], Tensor]:
     x = (known.vectors - mean) / spread
     weight = torch.zeros(x.shape[1], known.classes, requires_grad=True)
     bias = torch.zeros(known.classes, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def error() -> Tensor:
         optimiser.zero_grad()
