@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from regard.models.local import LocalRelation as LocalRelation
     from regard.native import fast as fast
     from regard.recipes import list_recipes as list_recipes
+    from regard.retrieval import index as index, search as search
 
 __version__ = "0.1.0"
 

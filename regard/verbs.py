@@ -244,6 +244,31 @@ TABLE = (
         names="regard.api:starters",
     ),
     Verb(
+        "index",
+        "regard.retrieval:index",
+        ("MODEL", "FILE|FOLDER"),
+        "out=INDEX [key=value...]",
+        "embed texts or images, to search them by meaning",
+        (
+            "regard index embed notes out=notes.index",
+            "regard index ../downloads/clip photos out=photos.index",
+        ),
+        settings="regard.retrieval:IndexSettings",
+        names="regard.api:starters",
+    ),
+    Verb(
+        "search",
+        "regard.retrieval:search",
+        ("INDEX", "QUERY..."),
+        "[n=...] [key=value...]",
+        "the texts or images of an index that are nearest in meaning to a query",
+        (
+            'regard search notes.index "when do we meet?" n=3',
+            'regard search photos.index "a dog on a beach" --json',
+        ),
+        settings="regard.retrieval:SearchSettings",
+    ),
+    Verb(
         "filter",
         "regard.api:filter",
         ("FILTER", "PHOTO"),

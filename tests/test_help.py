@@ -23,7 +23,19 @@ FREE = {
     *("data", "valid", "test", "out", "outputs", "plot", "probes", "init", "teacher", "foreign"),
     *("filters", "lm", "texts", "caption", "forced", "prefix", "system", "stop", "names", "links"),
     *("columns", "column", "pattern", "separator", "from", "to", "language", "background"),
-    *("device", "lora_on", "layers", "heads", "at", "cause", "against", "word", "steer", "judge"),
+    *(
+        "device",
+        "lora_on",
+        "layers",
+        "heads",
+        "at",
+        "cause",
+        "against",
+        "word",
+        "steer",
+        "judge",
+        "model",
+    ),
     *("width", "task", "weights_at", "size"),
 }
 
