@@ -155,8 +155,10 @@ class ScoredPredictions:
 
     scores: list[Score]
     count: int
-    fields: dict[str, Any] = field(default_factory=dict)
-    made_with: dict[str, Any] = field(default_factory=dict)  # what else the scores depend on
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    made_with: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # what else the scores depend on
     Result: type[Evaluation] | None = None  # if not the judge's
     rows: Sequence[dict[str, Any]] | None = ()
 
@@ -198,13 +200,13 @@ class Lesson:
     loss: Callable[[Any], Tensor]
     validate: Callable[[float], dict[str, float]]
     title: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
     decoded: int = 0
-    lr_scales: Mapping[str, float] = field(default_factory=dict)
+    lr_scales: Mapping[str, float] = field(default_factory=dict[str, float])
     published: nn.Module | None = None
     publish: Callable[[Path, dict[str, Tensor]], None] | None = None
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
     runs_as: str = ""
     finish: Callable[[Path], None] = lambda folder: None
     dynamic: bool = True

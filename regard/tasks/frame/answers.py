@@ -197,7 +197,7 @@ class RankedText(NBest[N]):
 
     text: str
     score: float = 0.0
-    others: list[Self] = field(default_factory=list, kw_only=True)
+    others: list[Self] = field(default_factory=list[Self], kw_only=True)
 
     def __str__(self) -> str:
         return self.text
@@ -216,10 +216,12 @@ class Filled(NBest):
     """A text with its masks filled in, and how likely that is; `others` are the next best."""
 
     text: str
-    words: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list[str])
     probability: float = 1.0
-    guesses: list[list[tuple[str, float]]] = field(default_factory=list)  # of each mask by itself
-    others: list["Filled"] = field(default_factory=list)
+    guesses: list[list[tuple[str, float]]] = field(
+        default_factory=list[list[tuple[str, float]]]
+    )  # of each mask by itself
+    others: list["Filled"] = field(default_factory=list["Filled"])
 
     def __str__(self) -> str:
         return self.text
@@ -250,7 +252,7 @@ class Written(NBest):
     completion: str
     score: float = 0.0
     logprob: float = 0.0
-    others: list["Written"] = field(default_factory=list)
+    others: list["Written"] = field(default_factory=list["Written"])
 
     def __str__(self) -> str:
         return self.given + self.completion

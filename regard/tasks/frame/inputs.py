@@ -46,7 +46,7 @@ def cut_inputs(task: Any, inputs: list[Any], length: int, count: int) -> list[An
 def windows_of(texts: Sequence[str], tokenizer: Tokenizer, length: int, count: int) -> list[str]:
     """Return the first tokens of each text, or if there are few texts more windows of each."""
     each = max(1, -(-count // max(1, len(texts))))
-    cut = []
+    cut: list[str] = []
     for text in texts[:count]:
         ids = tokenizer.encode(text[: each * length * _LETTERS])
         starts = range(0, max(1, min(len(ids), each * length)), length)

@@ -21,8 +21,17 @@ from regard.tasks.frame.settings import TrainSettings, flat
 
 # settings that may differ when a run is resumed, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
-RESUME_MAY_DIFFER = {"data", "out", "device", "threads", "compile", "save_every", "test"}
-RESUME_MAY_DIFFER |= {"watch_every", "probes"}
+RESUME_MAY_DIFFER = {
+    "data",
+    "out",
+    "device",
+    "threads",
+    "compile",
+    "save_every",
+    "test",
+    "watch_every",
+    "probes",
+}
 _UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
 _REWRITTEN = {"config.json", "generation_config.json"}
@@ -72,7 +81,7 @@ def check_resume(
 def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
     """Say what rounds otherwise than when a run was begun, so that it ends with other bits."""
     kernels, torch_now = native.status(), torch.__version__.split("+")[0]
-    notes = []
+    notes: list[str] = []
     if recipe.get("kernels", kernels.enabled) != kernels.enabled:
         begun = "with C kernels" if recipe["kernels"] else "without C kernels"
         notes.append(f"{begun} ({kernels} now)")
@@ -83,7 +92,7 @@ def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
 
 def write_recipe(
     folder: Path, task: str, settings: TrainSettings, data: str, more: dict[str, Any]
-) -> dict:
+) -> dict[str, Any]:
     """Write recipe.json: everything that the run depends on, fully resolved."""
     recipe = {
         "regard": __version__,

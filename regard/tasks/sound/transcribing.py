@@ -120,10 +120,10 @@ class Transcript(Answer[TranscribeRun]):
     """A transcript with its words and their times; `others` are the next best."""
 
     text: str
-    words: list[Word] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list[Word])
     score: float = 0.0
     seconds: float = 0.0  # of the sound
-    others: list["Transcript"] = field(default_factory=list)
+    others: list["Transcript"] = field(default_factory=list["Transcript"])
 
     def __str__(self) -> str:
         return self.text
@@ -196,7 +196,8 @@ def words_of_ids(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[list[str], l
     """Return the words of tokens, and to which of them each belongs; a space to the one before."""
     found = word_tokens(ids, tokenizer)
     of = {place: number for number, (_, places) in enumerate(found) for place in places}
-    last, numbers = 0, []
+    last = 0
+    numbers: list[int] = []
     for place in range(len(ids)):
         last = of.get(place, last)
         numbers.append(last)
@@ -313,8 +314,9 @@ def speech_loss(
         hidden = model.decode(memory, lengths, batch.reads)
         real = batch.writes >= 0
         head, targets = model.head, batch.writes[real]
-        rest = {"bias": head.bias, "smoothing": smoothing}
-        entropy = linear_cross_entropy(hidden[real], head.weight, targets, **rest)
+        entropy = linear_cross_entropy(
+            hidden[real], head.weight, targets, bias=head.bias, smoothing=smoothing
+        )
         loss = loss + (1 - ctc_weight) * entropy
     return loss
 

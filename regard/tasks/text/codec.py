@@ -31,10 +31,14 @@ class TextCodec:
     """How an encoder reads texts and, if it has any, its labels and the baselines beside it."""
 
     encoder: RowEncoder
-    labels: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list[str])
     baselines: Baselines | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)  # what config.json says further
-    clusters: list[list[str]] = field(default_factory=list)  # of the labels, if there are any
+    config: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # what config.json says further
+    clusters: list[list[str]] = field(
+        default_factory=list[list[str]]
+    )  # of the labels, if there are any
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -165,7 +165,8 @@ class Completer(Predictor[Written, LanguageRun, LanguageLook, Prompt]):
     def written(self, given: str, texts: list[Continuation], settings: LanguageRun) -> Written:
         """The answers to one prompt, up to the text that ends them."""
         divisor = settings.divisor
-        stop, answers = self.stop(settings), []
+        stop = self.stop(settings)
+        answers: list[Written] = []
         for text in texts:
             completion = self.shown(text.prompt, text.ids, settings)
             completion = completion.partition(stop)[0] if stop else completion
@@ -267,7 +268,8 @@ class Completer(Predictor[Written, LanguageRun, LanguageLook, Prompt]):
         maps, logits = self.maps(ids if settings.forced else ids[:-1])
         if settings.forced:  # the last step is what would come next
             ids = [*ids, int(logits[-1, :vocab].argmax())]
-        pieces, alternatives = self.tokenizer.pieces(ids), []
+        pieces = self.tokenizer.pieces(ids)
+        alternatives: list[tuple[str, float]] = []
         for other in others:
             answer = self.written(shown, [other], settings)
             alternatives.append((str(answer), answer.score))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import TypeVar
 
@@ -210,8 +210,7 @@ def _languages(
     runner: Runner[Any], data: Corpus, settings: PairEvalSettings
 ) -> tuple[str | None, str | None]:
     """Languages of sources and targets: as the user says, the model or the data."""
-    corpus = cast(Corpus, data)
     return (
-        settings.source or runner.config.get("from") or corpus.source,
-        settings.target or runner.config.get("to") or corpus.target,
+        settings.source or runner.config.get("from") or data.source,
+        settings.target or runner.config.get("to") or data.target,
     )

@@ -23,7 +23,7 @@ from regard.tasks.text.text_judge import TextJudge
 from regard.tasks.text.writer import TextWriter
 from regard.training.loss import LOGIT_ROWS, head_loss, twice
 
-GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
+GENERATION: dict[str, Any] = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 
 
 def hard_attention_loss(
