@@ -22,7 +22,7 @@ from regard.errors import UsageError
 from regard.files import sha256
 from regard.tasks import prepare as frame_train
 from regard.tasks.frame.recipe import RESUME_MAY_DIFFER
-from regard.tasks.text.translate import TranslateSettings
+from regard.tasks.text.sequence import PairTrainSettings
 from regard.training import checkpoint, fit
 from tests.zoo import turned
 
@@ -524,5 +524,5 @@ def test_tokenizers_of_a_start_that_was_broken_off_are_not_used(home, tmp_path):
 
 
 def test_a_free_setting_is_one_that_the_settings_have():
-    known = {item.name for item in TranslateSettings.__dataclass_fields__.values()}
+    known = {item.name for item in PairTrainSettings.__dataclass_fields__.values()}
     assert known >= RESUME_MAY_DIFFER
