@@ -2,9 +2,10 @@
 
     REGARD_DATA=... python bench/decode_translation.py [MODEL...] [--quick] [--by cpu]
 
-MODEL is a run folder or a starter's name; without one, the starter en-zh and runs/multi30k_en_de,
-if it is there. Its weights are exported to CTranslate2. Both translate the same lines with beam 5
-and greedily, in float32 and int8, and score by the mean log-probability a token.
+MODEL is a run folder or a starter's name; without one, the starter en-zh, and then a model of 3 + 3
+layers of width 256 with random weights, whose texts are cut after 16 tokens. Weights are exported
+to CTranslate2. Both translate the same lines with beam 5 and greedily, in float32 and int8, and
+score by the mean log-probability a token.
 
 Each runs in a process of its own. CTranslate2 runs in its best setting, which is found in the run:
 one batch on all cores or one batch a core, batches of 16 to 96 lines or 256 and 512 tokens, then
@@ -13,12 +14,14 @@ a turn in each round. Speeds are medians over rounds, and a ratio above 1 means 
 faster: `ratio NAME` on the wall, `ratio NAME_cpu` by processor time, which is what to read on a
 machine that does other work besides (`--by cpu` chooses the best setting by it, too).
 
-`share` is the multiply-adds that the texts need, over those that the cores could do in the time,
-as measured in the same run by a loop of nothing else. Latency is the median time of one line at a
-time on one thread. `--transformers` asks transformers' generate as well (beam 5, float32).
+`share` is the multiply-adds that the search needs (of the rows that search.py has for the same
+lines, which are counted in the run), over those that the cores could do in the time, as measured in
+the same run by a loop of nothing else. Latency is the median time of one line at a time on one
+thread. `--transformers` asks transformers' generate as well (beam 5, float32).
 """
 
 import argparse
+import copy
 import ctypes
 import os
 import shutil
@@ -29,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +47,12 @@ import regard  # noqa: E402
 from regard.attention.positions import sinusoids  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
 from regard.metrics.bleu import bleu_scores  # noqa: E402
+from regard.models.folder import save_config, save_weights  # noqa: E402
+from regard.models.transformer import Transformer  # noqa: E402
 from regard.pretrained.ctranslate2 import export_ctranslate2  # noqa: E402
 
 LONGEST = 128
+WIDE_LONGEST = 16  # random weights find no end
 BATCHES = [(n, "examples") for n in (16, 32, 64, 96)] + [(n, "tokens") for n in (256, 512)]
 # what CTranslate2 can be told by its environment
 SETS = [{"CT2_FORCE_CPU_ISA": isa} for isa in ("AVX512", "AVX2")]
@@ -118,22 +125,63 @@ def peaks() -> dict[str, float]:
     return found
 
 
-def needed(model: Any, sources: list[int], targets: list[int], beam: int) -> float:
-    """Multiply-adds of texts of so many tokens, of all hypotheses and without padding."""
-    config, block = model.config, model.config.block
-    w, f, heads = block.width, block.ffn_width, model.decoder[0].attention
-    hd, gates = (
-        heads.heads * heads.head_width,
-        3 if hasattr(model.decoder[0].feed_forward, "gate") else 2,
-    )
-    total = 0.0
-    for n, m in zip(sources, targets, strict=True):
-        encoder = n * (4 * w * hd + gates * w * f + 2 * n * hd)
-        rows, pairs = 1 + beam * (m - 1), beam * m * (m + 1) / 2
-        decoder = rows * (6 * w * hd + gates * w * f + 2 * n * hd) + 2 * pairs * hd + 2 * n * w * hd
-        total += config.encoder_depth * encoder + config.decoder_depth * decoder
-        total += rows * w * config.target_vocab
-    return total
+class Counted:
+    """A model of which the rows that a search asks for are counted."""
+
+    def __init__(self, model: Any):
+        self.model, self.at, self.rows, self.pairs = model, 0, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def start(self, *words: Any, **more: Any) -> Any:
+        """Begin a batch, whose texts have no token yet."""
+        self.at = 0
+        return self.model.start(*words, **more)
+
+    def step(self, ids: Any, state: Any) -> Any:
+        """Go on with one token more of each row, which looks back at all before it."""
+        self.at += 1
+        self.rows += len(ids)
+        self.pairs += len(ids) * self.at
+        return self.model.step(ids, state)
+
+
+def needed(loaded: Any, lines: list[str], beam: int, longest: int) -> float:
+    """Multiply-adds of a search for lines, of the rows that search.py has and without padding."""
+    model, decoder = loaded.model, copy.copy(loaded.predictor.decoder)
+    decoder.writer = counted = Counted(model)
+    settings = loaded.check(words(beam, longest))
+    encode = partial(loaded.predictor.encode, settings=settings)
+    parts = [part for n, x in enumerate(lines) for part in decoder.cut(x, n, encode, (), False)]
+    parts.sort(key=lambda part: len(part.ids))
+    for start in range(0, len(parts), 64):
+        decoder.batch(parts[start : start + 64], settings, 0)
+    config, block, heads = model.config, model.config.block, model.decoder[0].attention
+    w, hd, read = block.width, heads.heads * heads.head_width, [len(part.ids) for part in parts]
+    ffn = (3 if hasattr(model.decoder[0].feed_forward, "gate") else 2) * w * block.ffn_width
+    encoder = sum(n * (4 * w * hd + ffn + 2 * n * hd) for n in read)
+    seen = 2 * hd * (counted.rows * statistics.mean(read) + counted.pairs)
+    layers = counted.rows * (6 * w * hd + ffn) + seen + 2 * sum(read) * w * hd
+    head = counted.rows * w * config.target_vocab
+    return config.encoder_depth * encoder + config.decoder_depth * layers + head
+
+
+def wide_model(folder: Path) -> str:
+    """A folder with a model of 3 + 3 layers of width 256, of random weights, and tokenizers."""
+    starter: Any = regard.load("en-zh")
+    block = replace(starter.model.config.block, width=256, heads=8, ffn_width=1024)
+    config = replace(starter.model.config, encoder_depth=3, decoder_depth=3, block=block)
+    torch.manual_seed(1)
+    model = Transformer(config)
+    with torch.no_grad():  # larger, so that some tokens are much likelier than others
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn_like(weight) / max(1, weight.shape[-1]) ** 0.5
+    folder.mkdir()
+    save_config(folder, model, name="transformer", task="translate", about={"to": "zh"})
+    save_weights(folder, dict(model.named_parameters()))
+    starter.codec.save(folder)
+    return str(folder)
 
 
 def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
@@ -153,20 +201,25 @@ def test_lines(language: str | None, count: int) -> tuple[list[str], list[str]]:
     return list(sources), list(references)
 
 
-def by_regard(name: str, quantise: str) -> Act:
+def words(beam: int, longest: int) -> dict[str, Any]:
+    """Settings by which Regard does as the others: line by line, by the mean log-probability."""
+    return {"beam": beam, "length_penalty": "average", "max_length": longest, "split": False}
+
+
+def by_regard(name: str, quantise: str, longest: int = LONGEST) -> Act:
     """Translate as `regard run` does, but line by line as the others do."""
     loaded: Any = regard.load(name)
     told = {} if quantise == "none" else {"quantise": quantise}
 
     def translate(lines: list[str], beam: int, apart: bool) -> list[str]:
-        words = {"beam": beam, "length_penalty": "average", "max_length": LONGEST, "split": False}
+        settings = {**words(beam, longest), **told}
         parts = [[line] for line in lines] if apart else [lines]
-        return [answer.text for part in parts for answer in loaded.run(part, **words, **told)]
+        return [answer.text for part in parts for answer in loaded.run(part, **settings)]
 
     return timed(translate)
 
 
-def by_ctranslate2(name: str, folder: str) -> Act:
+def by_ctranslate2(name: str, folder: str, longest: int = LONGEST) -> Act:
     """Translate by CTranslate2."""
     import ctranslate2
 
@@ -191,7 +244,7 @@ def by_ctranslate2(name: str, folder: str) -> Act:
                 length_penalty=1,
                 max_batch_size=size,
                 batch_type=of,
-                max_decoding_length=LONGEST,
+                max_decoding_length=longest,
                 min_decoding_length=0,
                 disable_unk=True,
             )
@@ -371,8 +424,8 @@ def environment(**values: str) -> Iterator[None]:
 class Theirs:
     """CTranslate2: a process for each set of variables."""
 
-    def __init__(self, name: str, folder: str, threads: int):
-        self.make = partial(Peer, by_ctranslate2, name, folder, threads=threads)
+    def __init__(self, name: str, folder: str, longest: int, threads: int):
+        self.make = partial(Peer, by_ctranslate2, name, folder, longest, threads=threads)
         self.peers: dict[Any, Peer] = {}
 
     def __call__(self, lines: list[str], beam: int, apart: bool, kind: str, setting: Setting):
@@ -381,6 +434,11 @@ class Theirs:
             with environment(**dict(setting.told)):
                 self.peers[setting.told] = self.make()
         return self.peers[setting.told].act(lines, beam, apart, kind, setting)[1]
+
+    def end(self) -> None:
+        """Let the processes end."""
+        for peer in self.peers.values():
+            peer.end()
 
 
 def best_setting(
@@ -404,21 +462,26 @@ def best_setting(
     return found
 
 
-def compare(name: str, options: argparse.Namespace, peak: dict[str, float]) -> None:
-    """Let Regard and CTranslate2 translate with a model in turn."""
+def compare(
+    name: str, options: argparse.Namespace, peak: dict[str, float], random: bool = False
+) -> None:
+    """Let Regard and CTranslate2 translate with a model in turn; texts of random ones are cut."""
     loaded: Any = regard.load(name)
-    language = loaded.config.get("to")
+    language, longest = loaded.config.get("to"), WIDE_LONGEST if random else LONGEST
     lines, references = test_lines(language, options.sentences)
     size = sum(p.numel() for p in loaded.model.parameters())
-    print(f"{name}: {size:,} parameters; {len(lines)} lines, {options.threads} threads", flush=True)
+    told = f"random weights, texts of up to {longest} tokens; " if random else ""
+    told += f"{len(lines)} lines, {options.threads} threads"
+    print(f"{Path(name).name}: {size:,} parameters; {told}", flush=True)
     label, few = Path(name).name.replace("-", "_"), lines[: options.trial]
     sides = loaded.codec.source, loaded.codec.target
+    adds = {beam: needed(loaded, lines, beam, longest) for beam in (5, 1)}
     with tempfile.TemporaryDirectory() as folder:
         exported = export_ctranslate2(loaded.model, *sides, Path(folder) / "ct2")
-        theirs = Theirs(name, str(exported), options.threads)
-        alone = Theirs(name, str(exported), 1)
+        theirs = Theirs(name, str(exported), longest, options.threads)
+        alone = Theirs(name, str(exported), longest, 1)
         for kind, (ours, their) in KINDS.items():
-            regards = Peer(by_regard, name, ours, threads=options.threads)
+            regards = Peer(by_regard, name, ours, longest, threads=options.threads)
             for search, beam in (("", 5), ("greedy_", 1)):
                 title = f"{label} {kind} beam {beam}"
                 ask = partial(theirs, few, beam, False, their)
@@ -432,30 +495,32 @@ def compare(name: str, options: argparse.Namespace, peak: dict[str, float]) -> N
                     len(lines),
                 )
                 for side, some in texts.items():
-                    bleu = bleu_scores(some, [references], language)[0]
                     same = sum(a == b for a, b in zip(some, texts["regard"], strict=True))
-                    print(f"  {side}: BLEU {bleu.value:.2f}, {same} lines as Regard's")
-                both = zip(sides, (lines, texts["regard"]), strict=True)
-                read, written = (
-                    [len(ids) + 1 for ids in side.encode_batch(texts)] for side, texts in both
+                    bleu = f"BLEU {bleu_scores(some, [references], language)[0].value:.2f}, "
+                    print(f"  {side}: {'' if random else bleu}{same} lines as Regard's")
+                weights = sum(x.numel() for x in loaded.model.decoder.parameters())
+                weights += loaded.model.head.weight.numel()
+                print(
+                    f"  multiply-adds a line {adds[beam] / len(lines) / 1e6:.1f} M; weights that "
+                    f"a step reads {weights * (1 if kind == 'int8' else 4) / 1e6:.1f} MB"
                 )
-                adds = needed(loaded.model, read, written, beam)
-                print(f"  multiply-adds a line {adds / len(lines) / 1e6:.1f} M")
                 if peak:
-                    share = adds / peak[kind] / SEEN["regard"].cpu
+                    share = adds[beam] / peak[kind] / SEEN["regard"].cpu
                     print(f"share {title.replace(' ', '_')} {share:.3f}", flush=True)
-            single = Peer(by_regard, name, ours, threads=1)
+            single = Peer(by_regard, name, ours, longest, threads=1)
             one_by_one = Setting((1, 1), (1, "examples"))
             report(
                 f"{label}_latency_vs_ct2_{kind}",
                 f"{label} {kind} one line at a time",
-                partial(single.ask, few, 5, True),
-                partial(alone, few, 5, True, their, one_by_one),
+                partial(single.ask, few[:100], 5, True),
+                partial(alone, few[:100], 5, True, their, one_by_one),
                 options.rounds,
                 1,
             )
             regards.end()
             single.end()
+        theirs.end()
+        alone.end()
 
 
 SEEN: dict[str, Took] = {}  # median times of the last comparison
@@ -499,12 +564,9 @@ def main() -> None:
     options = parser.parse_args()
     print(machine(), flush=True)
     options.trial = 200
-    trained = HERE.parent / "runs" / "multi30k_en_de"
     models = options.models or ["en-zh"]
     if options.quick:
         options.sentences, options.rounds, options.trial = 200, 2, 96
-    elif not options.models and (trained / "config.json").exists():
-        models.append(str(trained))
     peak = peaks()
     for kind, speed in peak.items():
         print(f"peak of a core, {kind}: {speed / 1e9:.1f} G multiply-adds/s", flush=True)
@@ -512,6 +574,10 @@ def main() -> None:
         compare(name, options, peak)
         if options.transformers:
             compare_transformers(name, options)
+    if not options.quick and not options.models:
+        options.sentences, options.trial = 400, 96
+        with tempfile.TemporaryDirectory() as folder:
+            compare(wide_model(Path(folder) / "wide-256"), options, peak, random=True)
 
 
 if __name__ == "__main__":
