@@ -1,4 +1,4 @@
-"""Kernels for the wheel: compiled where there is a compiler for x86-64 Linux, else it has none."""
+"""Kernels for the wheel: compiled where there is a compiler for a known Linux, else it has none."""
 
 import importlib.util
 import platform
@@ -16,14 +16,15 @@ class CustomBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless the package is installed to be worked on."""
         compiler = shutil.which("gcc") or shutil.which("cc")
-        known = sys.platform == "linux" and platform.machine() == "x86_64"
-        if version == "editable" or compiler is None or not known:
+        if version == "editable" or compiler is None or sys.platform != "linux":
             return
         root = Path(self.root)
         spec = importlib.util.spec_from_file_location("ready", root / "regard/native/ready.py")
         assert spec is not None and spec.loader is not None
         ready = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(ready)
+        if platform.machine() not in ready.LEVELS:
+            return
         made = ready.build(compiler, root / "build" / "ready")
         for library in made:
             build_data["force_include"][str(library)] = f"regard/native/ready/{library.name}"

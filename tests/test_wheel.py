@@ -56,7 +56,7 @@ def test_the_wheel_has_a_library_for_each_level_and_its_tag(wheel: Path):
     with zipfile.ZipFile(wheel) as inside:
         found = [info for info in inside.infolist() if info.filename.endswith(".so")]
     assert {Path(info.filename).name for info in found} == {
-        f"x86_64-{level}.so" for level in ready.LEVELS
+        f"x86_64-{level}.so" for level in ready.LEVELS["x86_64"]
     }
     assert sum(info.file_size for info in found) < 2e6
 

@@ -26,8 +26,8 @@ from regard.native.processor import cpu_description
 
 SOURCE_FOLDER = Path(__file__).resolve().parent
 _COMPILERS = ("gcc", "cc", "clang")
-_FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
-_FLAGS += ["-Wno-psabi", "-fopenmp", "-fPIC"]
+_FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-Wno-psabi", "-fopenmp", "-fPIC"]
+_FLAGS += ["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []
 # A compiler that takes longer than this is given up, in seconds.
 COMPILE_SECONDS = 120
 # Letters of a library's hash by which it is named.

@@ -19,27 +19,32 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 READY = _HERE / "ready"
 _SOURCES = ("packed.c", "translate.c", "write.c", "filters.c")
-_FLAGS = ["-O3", "-mprefer-vector-width=512", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd"]
-_FLAGS += ["-fPIC", "-shared"]
+_FLAGS = ["-O3", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd", "-fPIC", "-shared"]
 _V3 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# name -> what the processor must announce, and what the compiler is told; the best come first
-LEVELS: dict[str, tuple[set[str], list[str]]] = {
-    "v4-vnni": (_V4 | {"avx512_vnni"}, ["-march=x86-64-v4", "-mavx512vnni"]),
-    "v4": (_V4, ["-march=x86-64-v4"]),
-    "v3": (_V3, ["-march=x86-64-v3"]),
+_WIDE = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
+# machine -> name -> what the processor must announce, and what the compiler is told; the best first
+LEVELS: dict[str, dict[str, tuple[set[str], list[str]]]] = {
+    "x86_64": {
+        "v4-vnni": (_V4 | {"avx512_vnni"}, [*_WIDE, "-mavx512vnni"]),
+        "v4": (_V4, _WIDE),
+        "v3": (_V3, ["-march=x86-64-v3"]),
+    },
+    "aarch64": {"v8": ({"asimd"}, ["-march=armv8-a"])},
 }
 _TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).regard_try() != 1)"
 _TIMEOUT = 60
+_ABOUT = ("model", "flags", "CPU", "Features")  # lines of a processor that tell it from others
 
 
-def build(compiler: str, folder: Path) -> list[Path]:
-    """Compile a library for each level of x86-64 into a folder."""
+def build(compiler: str, folder: Path, machine: str | None = None) -> list[Path]:
+    """Compile a library for each level of a kind of machines, this one's if None, into a folder."""
+    machine = machine or platform.machine()
     folder.mkdir(parents=True, exist_ok=True)
     sources = [str(_HERE / name) for name in _SOURCES]
     made = []
-    for level, (_, told) in LEVELS.items():
-        made.append(folder / f"x86_64-{level}.so")
+    for level, (_, told) in LEVELS[machine].items():
+        made.append(folder / f"{machine}-{level}.so")
         words = [*_FLAGS, *told, *sources, "-lm", "-lpthread", "-s", "-o", str(made[-1])]
         subprocess.run([compiler, *words], check=True, timeout=10 * _TIMEOUT)
     return made
@@ -48,7 +53,8 @@ def build(compiler: str, folder: Path) -> list[Path]:
 def platform_tag(libraries: list[Path]) -> str:
     """The tag of a wheel, by the newest version of glibc that libraries ask for."""
     asked = [re.findall(rb"GLIBC_2\.(\d+)", one.read_bytes()) for one in libraries]
-    return f"manylinux_2_{max(int(n) for some in asked for n in some)}_x86_64"
+    newest = max(int(n) for some in asked for n in some)
+    return f"manylinux_2_{newest}_{libraries[0].name.partition('-')[0]}"
 
 
 @cache
@@ -57,15 +63,17 @@ def chosen(place: Path = READY, tried: Path | None = None) -> Path | None:
 
     That it works is remembered in the folder `tried`, if it can be written to.
     """
-    if not place.is_dir() or platform.machine() != "x86_64":
+    machine = platform.machine()
+    if not place.is_dir():
         return None
     try:
         info = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return None
-    flags = next((line for line in info.splitlines() if line.startswith("flags")), "").split()
-    for level, (needed, _) in LEVELS.items():
-        made = place / f"x86_64-{level}.so"
+    lines = info.splitlines()
+    flags = next((x for x in lines if x.startswith(("flags", "Features"))), "").split()
+    for level, (needed, _) in LEVELS.get(machine, {}).items():
+        made = place / f"{machine}-{level}.so"
         if needed <= set(flags) and made.is_file() and _works(made, info, tried):
             return made
     return None
@@ -73,7 +81,7 @@ def chosen(place: Path = READY, tried: Path | None = None) -> Path | None:
 
 def _works(library: Path, info: str, tried: Path | None) -> bool:
     """True if a child process computes with a library what it should, now or earlier."""
-    about = [line for line in info.splitlines() if line.startswith(("model", "flags"))]
+    about = [line for line in info.splitlines() if line.startswith(_ABOUT)]
     key = hashlib.blake2b(library.read_bytes() + repr(about).encode(), digest_size=12).hexdigest()
     noted = None if tried is None else tried / f"ready-{key}"
     if noted is not None and noted.exists():

@@ -21,6 +21,7 @@ from regard.decode.search import enough_texts, hypothesis
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
 from regard.layers.fast.engine import STOPPINGS
+from regard.layers.lora import adapt
 from regard.models.transformer import Transformer, TransformerConfig
 from tests import searching
 
@@ -160,8 +161,10 @@ def test_neighbours_order_and_threads_change_no_bit(dtype):
         return globals()["by_engine"](*words, dtype=dtype)
 
     whole = by_engine(model, texts, limits)
-    assert by_engine(model, texts[::-1], limits[::-1])[::-1] == whole
-    for size in (1, 7, 24):
+    mixed = np.random.default_rng(1).permutation(len(texts)).tolist()
+    shuffled = by_engine(model, [texts[i] for i in mixed], [limits[i] for i in mixed])
+    assert [shuffled[mixed.index(i)] for i in range(len(texts))] == whole
+    for size in (1, 7, 24, 40):
         parts = [
             by_engine(model, texts[n : n + size], limits[n : n + size])
             for n in range(0, len(texts), size)
@@ -169,8 +172,9 @@ def test_neighbours_order_and_threads_change_no_bit(dtype):
         assert [one for part in parts for one in part] == whole
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(3)
-        assert by_engine(model, texts, limits) == whole
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert by_engine(model, texts, limits) == whole
     finally:
         torch.set_num_threads(before)
 
@@ -204,6 +208,7 @@ OTHERS = {
     "dropout of embeddings": lambda m: m.source.train(),
     "an own position": lambda m: setattr(m.source, "position", Twice()),
     "an own eps": lambda m: setattr(m.decoder_norm, "eps", 0.1),
+    "LoRA": lambda m: adapt(m, "*.qkv", 2, 4.0),
     "an own eps of a block": lambda m: setattr(m.encoder[1].around_attention.norm, "eps", 0.1),
 }
 
