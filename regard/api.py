@@ -85,14 +85,19 @@ def only_vectors(name: Place) -> bool:
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the folder of a model given by its path or a starter's name."""
+    """Folder of a model given by its path, a starter's name, or one in the hub's local cache."""
     path, shipped = Path(name), starters()
     if is_starter(name):
         return shipped[str(name)]
     if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
+        from regard.pretrained.hub_cache import find_cached, hub_cache, is_hub_name
+
+        if (cached := find_cached(str(name))) is not None:
+            return cached
+        hub = f", and not in {hub_cache()}; nothing is downloaded, hf download {name} would"
         raise UsageError(
-            f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})."
-            + nearest(str(name), shipped)
+            f"no model '{name}': neither a folder nor a starter ({', '.join(shipped) or 'none'})"
+            + (f"{hub}." if is_hub_name(str(name)) else f".{nearest(str(name), shipped)}")
         )
     if path.is_dir():
         check_finished(path)
@@ -171,10 +176,11 @@ def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None)
 def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
-    The name is that of a starter (regard models lists them), a folder that was trained, or one of
-    Hugging Face's kind. `device` is cpu or cuda. The model runs as the task that it is made for;
-    to name it in `task` lets a type checker know it too, and task="embed" takes its vectors
-    instead. One input to run() gives one answer, a list of inputs a list of answers.
+    The name is that of a starter (regard models lists them), a folder that was trained, one of
+    Hugging Face's kind, or org/name of one in the local cache of its hub. `device` is cpu or cuda.
+    The model runs as the task that it is made for; to name it in `task` lets a type checker know
+    it too, and task="embed" takes its vectors instead. One input to run() gives one answer, a list
+    of inputs a list of answers.
     """
     from regard.pretrained.import_export import read_any_model
 

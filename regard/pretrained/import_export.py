@@ -22,6 +22,7 @@ from regard.pretrained.folder import (
     write_json,
 )
 from regard.pretrained.generation import read_generation
+from regard.pretrained.model_card import card_head
 from regard.pretrained.shards import no_weights
 from regard.pretrained.tokenizer_folder import export_tokenizers, load_tokenizers, save_tokenizers
 from regard.settings import fill, setting
@@ -124,7 +125,8 @@ def _take_over(folder: Path, out: Path, whole: Whole) -> Path:
         if tokenizers[0] is not None:  # a model that reads images has none
             save_tokenizers(partial, tokenizers)
             write_json(partial / "generation_config.json", config.get("generation", {}))
-        write_atomically(partial / "README.md", _card(config, model))
+        card = card_head(config, {}) + _card(config, model)
+        write_atomically(partial / "README.md", card)
         save_config(partial, model, name=config["family"], task=config["task"], about=about)
         seal(partial)
     return out

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from regard.data.parts import Dataset
 from regard.errors import UsageError, log
-from regard.files import write_atomically
+from regard.files import read_json, write_atomically
 from regard.files.hashes import SUMS, damaged, listed, seal, unseal
 from regard.files.weights import state_of
 from regard.layers.lora import merged
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.results import Scored
 from regard.models.folder import check_buildable, save_config, save_weights
+from regard.pretrained.model_card import card_head
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
@@ -283,7 +284,9 @@ def fit(
         title, threads = lesson.title or run.task.name, torch.get_num_threads()
         told = (run.task.name, title, scores, count, threads, baselines)
         card = model_card(*told, chosen=str(choice or ""))
-        write_atomically(folder / "README.md", card)
+        data = Path(str(run.settings.data)).name if run.settings.data else ""
+        head = card_head(read_json(folder / "config.json"), scores, data)
+        write_atomically(folder / "README.md", head + card)
         seal(folder)
 
     plans = plans_of(begun)
