@@ -21,11 +21,10 @@ from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from regard.cli import main
+from regard.modalities.base import Modality, NoneOfThese
 from regard.tasks import TASKS, task
 from regard.tasks.frame.settings import flat
-from regard.tasks.labels.classifier import LabelCodec, NoneOfThese
 from regard.tasks.labels.decision import Decision
-from regard.tasks.labels.objective import LabelledInputs
 from regard.tasks.parts import Codec, Judge, Objective, Predictor, ReadsPairs, Streaming, Task
 from regard.tasks.runner import Runner
 
@@ -36,7 +35,6 @@ MODALITIES = {"image", "images", "audio", "sound", "sounds", "series"}
 ASK_THE_MODALITY = ("cli.py", "api.py", "examine", "costs", "insight", "lab", "tasks/frame")
 ANY = {"settings", "config", "data", "given"}
 PARTS_OF_TASKS = {"text", "vision", "sound", "labels", "series.py"}  # of tasks/, beside its frame
-FOR_LABELS = ("LabelledInputs", "LabelCodec", "NoneOfThese", "Decision")
 
 
 class Measure(NamedTuple):
@@ -90,8 +88,6 @@ def part_classes(row: Task) -> dict[type, type]:
     found = {Judge: type(row.judge), Predictor: getattr(predictor, "func", predictor)}
     if row.objective is not None:
         found[Objective] = type(row.objective)
-    if inputs := getattr(row.objective, "inputs", None):
-        found[LabelledInputs] = type(inputs)
     return found
 
 
@@ -115,13 +111,13 @@ def hooks() -> dict[str, dict[str, int]]:
     """Methods that the author of a task may implement, by part, and how many tasks do."""
     rows: list[Task] = [task(name) for name in TASKS]
     found: dict[str, dict[str, int]] = {}
-    for base in (Objective, Predictor, Judge, LabelledInputs):
+    for base in (Objective, Predictor, Judge):
         own = [part_classes(row).get(base, base) for row in rows]
         found[base.__name__] = {
             name: sum(_resolved(kind, name) is not vars(base)[name] for kind in own)
             for name in methods(base)
         }
-    for protocol in (Codec, LabelCodec, NoneOfThese, Decision):  # whoever is one has all of them
+    for protocol in (Codec, Decision):  # whoever is one has all of them
         found[protocol.__name__] = dict.fromkeys(methods(protocol), len(rows))
     predictors = [part_classes(row)[Predictor] for row in rows]
     for protocol in (Streaming, ReadsPairs):  # asked by isinstance
@@ -318,10 +314,12 @@ def measures() -> Iterator[Measure]:
     yield Measure("own classes of what load returns", str(own_classes(Runner)), "2")
     by_part = hooks()
     every = {part: len(names) for part, names in by_part.items()}
-    labels = sum(every[part] for part in FOR_LABELS)
+    labels = every["Decision"]
     single = sum(count == 1 for names in by_part.values() for count in names.values())
     now = f"{sum(every.values()) - labels} and {labels} of labels, {single} for one task"
     yield Measure("methods a task may implement", now, "20, 0")
+    modality = len(methods(Modality)) + len(methods(NoneOfThese))
+    yield Measure("methods a modality may implement", str(modality), "")
     bars = {"train translate": "5, 15", "run letters": "3, 8"}
     for what, found in walks():
         now = f"{len(found)}, {sum(found.values())}"

@@ -56,16 +56,16 @@ def main() -> None:
         model.predictor.note_none(folder, parts, args.write, args.foreign)
         model = regard.load(args.model)
     test = part(model, "test")
-    codec, predictor = model.codec, model.predictor
-    inputs = codec.raws(test)
-    probs = codec.probabilities(model.model, inputs, predictor.plain)
+    predictor = model.predictor
+    inputs = model.inputs.raws(test, model.format)
+    probs = predictor.probabilities(inputs, predictor.plain)
     refused = predictor.are_none(probs, inputs)
     print(f"test part: {100 * refused.mean():.1f}% of {len(test):,} refused")
-    others = codec.strangers(inputs, np.random.default_rng(1))
+    others = predictor.strangers(inputs, seed=1)
     for path in [*([args.foreign] if args.foreign else []), *args.others]:
-        others[Path(path).name] = codec.read_foreign(path)
+        others[Path(path).name] = predictor.read_foreign(path)
     for name, some in others.items():
-        probs = codec.probabilities(model.model, some, predictor.plain)
+        probs = predictor.probabilities(some, predictor.plain)
         labelled = ~predictor.are_none(probs, some)
         sure = probs.max(1).mean()
         share = 100 * labelled.mean()

@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from regard.data.parts import PartReader, load_parts, no_part
+from regard.data.parts import NEEDED, PartReader, load_parts, no_part
 from regard.data.series import SeriesData, SeriesFormat, SeriesSet
 from regard.data.series_files import SeriesRecord
 from regard.data.split import RowSplitter, shares_and_files
 from regard.errors import UsageError
 from regard.modalities.base import Finding, FoundInputs, Modality, Survey, class_counts, spread
+from regard.modalities.series import Series
 from regard.tasks import series
-from regard.tasks.frame.media import saved_format
-from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
-from regard.tasks.labels.settings import saved_labels_and_baselines
+from regard.tasks.labels.objective import load_label_codec
 from regard.tasks.series import CLASSIFY_SERIES
 
 SUFFIX = ".clouds"
@@ -47,34 +45,11 @@ def read_clouds(path):
     return clouds
 
 
-def load_clouds(
-    data, *, classes=None, need=("train", "valid"), valid=None, test=None, trained=None
-):
-    loaded = SeriesData({}, classes=list(classes or []))
-    shares, _ = shares_and_files(valid, test)
-
-    def read():
-        items = read_clouds(data)
-        loaded.classes = loaded.classes or sorted({item.label for item in items})
-        return SeriesSet(items, loaded.classes)
-
-    return load_parts(
-        loaded,
-        {"train": PartReader(data, read)},
-        need=need,
-        shares=shares,
-        absent=lambda name: no_part(data, name, f"a share with {name}="),
-        where=data,
-        splitter=RowSplitter("clouds", items=lambda rows: rows.items, pick=SeriesSet.pick),
-        unnamed=True,
-        trained=trained,
-    )
-
-
-class Clouds(Modality):
+class Clouds(Modality[torch.Tensor, SeriesFormat, SeriesData]):
     name, key, one, many = "cloud", "points", "cloud", "clouds"
     columns, suffixes, tasks = ("points",), frozenset({SUFFIX}), {"label": "clouds"}
-    unit = "points"
+    unit, baseline = "points", "the nearest mean series"
+    Format, format_keys = SeriesFormat, "axes, channels, mean, std"
 
     def holds(self, data, columns=None, header=None):
         return isinstance(data, str | Path) and str(data).endswith(SUFFIX)
@@ -116,42 +91,43 @@ class Clouds(Modality):
     def example(self, config, batch, size, beside=False):
         return (torch.empty(batch, size, config.channels, device="meta"),)
 
+    def load(self, data, source, format=None, *, classes=None, **asked):
+        loaded = SeriesData({}, classes=list(classes or []))
+
+        def read():
+            items = read_clouds(data)
+            loaded.classes = loaded.classes or sorted({item.label for item in items})
+            return SeriesSet(items, loaded.classes)
+
+        return load_parts(
+            loaded,
+            {"train": PartReader(data, read)},
+            need=asked.get("need", NEEDED),
+            shares=shares_and_files(asked.get("valid"), asked.get("test"))[0],
+            absent=lambda name: no_part(data, name, f"a share with {name}="),
+            where=data,
+            splitter=RowSplitter("clouds", items=lambda rows: rows.items, pick=SeriesSet.pick),
+            unnamed=True,
+            trained=asked.get("trained"),
+        )
+
+    # a cloud is to a model a series of points, in the order that they were drawn
+    settle, shape, collate = Series.settle, Series.shape, Series.collate
+    raws, batches = Series.raws, Series.batches
+
+    def vectors(self, part, format):
+        return np.stack([points.mean(0).numpy() for points in self.raws(part, format)])
+
 
 CLOUDS = Clouds()
-
-
-@dataclass(frozen=True)
-class CloudCodec(series.SeriesCodec):
-    kind, modality = "cloud", CLOUDS
-
-
-class LabelledClouds(series.LabelledSeries):
-    def read(self, settings, origin):
-        return load_clouds(settings.data, valid=settings.valid, test=settings.test)
-
-    def codec(self, data, settings, learnt, origin):
-        return CloudCodec(SeriesFormat.of(data["train"], data.columns), data.classes)
-
-
-def load_codec(folder, model, config):
-    format, _ = saved_format(SeriesFormat, "cloud", folder, config, "mean and deviation")
-    return CloudCodec(format, *saved_labels_and_baselines(folder, model, config))
-
-
-def read_test(runner, settings):
-    asked = {"need": (settings.part,), "valid": settings.valid, "trained": runner.trained}
-    return load_clouds(settings.data, classes=runner.labels, **asked)
-
-
 TASK = replace(
     CLASSIFY_SERIES,
     name="clouds",
     holds="clouds of points and labels",
     inputs=CLOUDS,
-    judge=LabelJudge(read_test),
-    load_codec=load_codec,
-    objective=LabelObjective(
-        LabelledClouds(), series.TrainSeries, CLASSIFY_SERIES.sizes, CLASSIFY_SERIES.short
+    load_codec=partial(load_label_codec, CLOUDS),
+    objective=series.SeriesLabels(
+        "series", CLOUDS, series.TrainSeries, CLASSIFY_SERIES.sizes, CLASSIFY_SERIES.short
     ),
     unit="clouds",
 )

@@ -179,7 +179,8 @@ class Stream:
         x, calls = acts[self.at], acts.calls(self.at)
         if x.dim() < 2 or not x.is_floating_point():
             raise UsageError(f"{self.at} is of shape {tuple(x.shape)}; expected vectors")
-        if len(calls) == 1 or len(calls) != len(getattr(batch, "lengths", ())):
+        lengths = getattr(batch, "lengths", None)
+        if len(calls) == 1 or lengths is None or len(calls) != len(lengths):
             return batch, x, real_places(batch, x)
         if x.dim() == 2:
             return batch, torch.cat(calls), torch.ones(len(calls), dtype=torch.bool)

@@ -207,7 +207,7 @@ class ImageLabeller:
             sized = F.interpolate(pixels.float(), (format.size, format.size), mode="bilinear")
             pixels = sized.round().clamp(0, 255).to(torch.uint8)
         judge = self.task
-        probs = judge.codec.probabilities(judge.model, pixels, judge.predictor.plain)
+        probs = judge.predictor.probabilities(pixels, judge.predictor.plain)
         return probs[:, self.order]
 
 

@@ -18,6 +18,7 @@ NONE = "none of these"
 _MAX_MATRIX = 2**22  # in a matrix
 SHRINKAGES = (0.01, 0.1, 0.5)  # towards a sphere, to choose from
 _LEAST_DEVIATION = 0.1  # least deviation of a number, by the mean of all
+STRANGERS = 300  # inputs of each kind that is made up to measure by
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What every modality can be asked: which files it is in, and how one input is told and read."""
+"""What every modality can be asked: its files, how inputs are read, and brought to a model."""
 
 import json
 import os
@@ -7,33 +7,45 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
+from typing_extensions import TypeVar
 
+from regard.attention.watch import watch
 from regard.data.columns import columns_read
 from regard.data.in_memory import is_missing
 from regard.data.marks import MARKS, excerpt, marks_in
 from regard.data.media import cell_file
 from regard.data.pairs import PairReader
-from regard.data.parts import Dataset, named_files
+from regard.data.parts import Dataset, PartsAsked, named_files
 from regard.data.split import Split
 from regard.data.table import is_folder
 from regard.errors import BrokenInput, UsageError, log
+from regard.metrics.labels import one_hot
+from regard.modalities.tokens import InputTokens, text_keys
+from regard.models.protocols import Model
+from regard.settings import fill_checked
+from regard.viewer.picture import Picture
 
 One = str | Path | bytes | Image | np.ndarray | Tensor  # one text, image or sound, and no list
 Choose = Callable[[Sequence[str]], str]  # the column that is read, of all there are
 LIST_SUFFIXES = (".txt", ".jsonl", ".list")  # files whose lines name inputs
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # rows of named columns
-Raw = TypeVar("Raw")
-
+Raw = TypeVar("Raw")  # one input as it is read
+F = TypeVar("F", default=Any)  # how a model wants its inputs
+D = TypeVar("D", bound=Dataset[Any], default=Any)  # parts of data with labels
+Inputs = tuple[Tensor, ...] | Mapping[str, Tensor]  # arguments of a model
+Describe = Callable[[Any], dict[str, Any]]  # answers inputs that were read, as fields of a picture
 
 MEANT = "nothing, if that is meant"
 LOOKED = 300  # rows of a table by which a task is guessed
 _SAMPLE = 128  # files to measure a training with
+_GROUP = 512  # inputs that are in memory at once
+_GROUP_BYTES = 2**26  # of inputs that are in memory at once while they are answered
 
 
 class FoundInputs(NamedTuple):
@@ -42,6 +54,47 @@ class FoundInputs(NamedTuple):
     inputs: Iterable[tuple[Any, dict[str, Any] | None]]
     several: bool = False  # so that answers have the name of their input before them
     rows: bool = False  # whether they are the rows of a table
+
+
+class JudgedUnits(NamedTuple):
+    """What of a part has labels, and is judged."""
+
+    show: Callable[[int], tuple[str, str]]  # where unit i is, and what it is
+    fields: Callable[[int], dict[str, Any]]  # of unit i in a file of predictions
+    groups: np.ndarray | None = None  # (n,): the sentence of each word; these are resampled whole
+
+
+@runtime_checkable
+class NoneOfThese(Protocol):
+    """What a modality can do beside, whose inputs may be none of what was learnt."""
+
+    def outlier_vectors(self, model: Any, raws: Sequence[Any], format: Any) -> np.ndarray:
+        """Numbers (n, w) by which the distance of inputs is measured."""
+        ...
+
+    def strangers(
+        self, raws: Sequence[Any], format: Any, rng: np.random.Generator
+    ) -> dict[str, Sequence[Any]]:
+        """Inputs like these in size that are none of what was learnt, by their kind."""
+        ...
+
+
+class LabelledBatch(NamedTuple):
+    """Inputs with their lengths, if these differ, the targets (b, labels), and a teacher's logits.
+
+    What is learnt of the targets is a distribution over the labels, so smoothed and mixed ones are
+    alike.
+    """
+
+    inputs: Tensor
+    lengths: Tensor | None
+    targets: Tensor
+    theirs: Tensor | None = None
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """Arguments of a model."""
+        return (self.inputs,) if self.lengths is None else (self.inputs, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -146,7 +199,7 @@ def link_or_write(content: str | bytes, path: Path, suffix: str) -> Path:
     return path
 
 
-class Modality(Generic[Raw]):
+class Modality(Generic[Raw, F, D]):
     """A kind of input. Unless a modality says otherwise, each input is a file of its own."""
 
     name: str  # key of its format in config.json
@@ -160,6 +213,11 @@ class Modality(Generic[Raw]):
     in_rows: bool = False  # whether inputs are lines or rows of tables, rather than files
     few: int = 10  # inputs of a label that can hardly be learnt from
     counted: str = "tokens"  # what of its data a training reads by the second
+    baseline: str = ""  # the simplest model that learns labels of inputs, of baselines.KINDS
+    baseline_rows: int | None = None  # that it learns from; None: from all
+    Format: type = object  # how a model wants its inputs
+    format_keys: str = ""  # the main ones, as a message names them
+    agrees: tuple[str, str] = ("channels", "channels")  # what of it a model's config has, too
     size_key: str = "length"  # setting of `cost` that says how large an input is
     sides: int = 1  # of an input that are of this size
     unit: str = "tokens"  # of the size
@@ -178,7 +236,11 @@ class Modality(Generic[Raw]):
         return read
 
     def rows(
-        self, rows: list[Mapping[str, Any]], column: Choose, format: Any = None, columns: Any = None
+        self,
+        rows: list[Mapping[str, Any]],
+        column: Choose,
+        format: F | None = None,
+        columns: Any = None,
     ) -> list[Any]:
         """Return the inputs that the rows of a table hold, in the column that is chosen.
 
@@ -191,19 +253,19 @@ class Modality(Generic[Raw]):
                 raise UsageError(f"row {number}: nothing in {name!r:.40}; fill it or leave it out")
         return cells
 
-    def check(self, given: Any, settings: Any = None, format: Any = None) -> Any:
+    def check(self, given: Any, settings: Any = None, format: F | None = None) -> Any:
         """Return an input as `read` takes it, or refuse it; `settings` are those of a run."""
         given = cell_file(given)
         if not isinstance(given, One):
             raise UsageError(f"{given!r:.60} is no {self.one}; give a path, bytes or an array")
         return given
 
-    def decode(self, given: Any, format: Any, notes: list[str] | None = None) -> Raw:
+    def decode(self, given: Any, format: F, notes: list[str] | None = None) -> Raw:
         """Return a checked input in a model's format; notes tell what was done to it."""
         raise NotImplementedError
 
     def read(
-        self, given: Any, format: Any, broken: str = "refuse", notes: list[str] | None = None
+        self, given: Any, format: F, broken: str = "refuse", notes: list[str] | None = None
     ) -> Raw | str:
         """Return an input in a model's format, or what is wrong with it if such are skipped."""
         if isinstance(given, str) and not given:
@@ -317,3 +379,129 @@ class Modality(Generic[Raw]):
         if hasattr(rows, "inputs"):
             return rows.inputs(count)
         return [getattr(row, "input", row) for row in rows[:count]]
+
+    # Inputs with labels, to a model and back
+
+    def load(
+        self,
+        data: str,
+        source: Any,
+        format: F | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **asked: Unpack[PartsAsked],
+    ) -> D:
+        """Load parts of data with labels.
+
+        Args:
+            data: where they are.
+            source: how they lie there: the options of the modality's reader.
+            format: how the model wants them, as far as it is known.
+            classes: labels that are known; those of train unless given.
+            asked: which parts.
+        """
+        raise NotImplementedError
+
+    def settle(self, data: D, format: F | None) -> F:
+        """Format of a new model for such data: what was wanted, and what the data tell."""
+        raise NotImplementedError
+
+    def saved_format(self, folder: Path, model: Model, config: Mapping[str, Any]) -> F:
+        """Format that the config.json of a folder has, checked, and that its model reads."""
+        where, given = str(folder / "config.json"), config.get(self.name)
+        if not isinstance(given, dict):
+            raise UsageError(
+                f"{where}: {self.name!r} is {given!r:.40}; expected {self.format_keys}"
+            )
+        format, (key, word) = fill_checked(self.Format, given, where), self.agrees
+        ours, theirs = getattr(format, key), getattr(model.config, key)
+        if ours != theirs:
+            raise UsageError(f"{where}: {self.many} of {ours} {word}, but the model reads {theirs}")
+        return format
+
+    def shape(self, config: Any, format: F, new: bool) -> Any:
+        """Config of a model, a new one or one to go on with, for inputs of a format."""
+        return config
+
+    def format_for(self, format: F, settings: Any) -> F:
+        """Format in which inputs are read by such settings of a run."""
+        return format
+
+    def label_table(self, part: Any, labels: Sequence[str]) -> np.ndarray:
+        """Table (n, labels) of the labels of a part."""
+        return one_hot(np.asarray(part.labels), len(labels))
+
+    def judged(self, part: Any, labels: Sequence[str]) -> JudgedUnits:
+        """What of a part is judged, and how it is told."""
+        numbers = np.asarray(part.labels).tolist()
+
+        def told(i: int) -> dict[str, Any]:
+            return {self.key: part.where(i), "label": labels[numbers[i]]}
+
+        return JudgedUnits(lambda i: ("", part.where(i)), told)
+
+    def groups(
+        self, inputs: Sequence[Any], format: F, broken: str = "refuse", most: int = _GROUP
+    ) -> Iterator[tuple[list[Any], list[list[str]]]]:
+        """Checked inputs as they are read, as many at once as there is memory for, and notes.
+
+        One that cannot be read is what is wrong with it.
+        """
+        group: list[Any] = []
+        notes: list[list[str]] = []
+        total = 0
+        for given in inputs:
+            notes.append([])
+            group.append(self.read(given, format, broken, notes[-1]))
+            total += getattr(group[-1], "nbytes", 0)
+            if total >= _GROUP_BYTES or len(group) == most:
+                yield group, notes
+                group, notes, total = [], [], 0
+        if group:
+            yield group, notes
+
+    def raws(self, part: Any, format: F) -> Sequence[Raw]:
+        """Inputs of a part as they are read."""
+        raise NotImplementedError
+
+    def length(self, raw: Raw, format: F) -> int:
+        """Length of an input, by which batches are made of like ones."""
+        return len(raw)  # type: ignore[arg-type]
+
+    def limits(self, settings: Any, format: F) -> dict[str, int]:
+        """Rows and tokens that a batch of a run may have."""
+        return {"rows": settings.batch, "tokens": 2**62}
+
+    def collate(self, raws: Sequence[Raw], format: F, device: torch.device | str = "cpu") -> Inputs:
+        """Arguments of a model for inputs that were read."""
+        raise NotImplementedError
+
+    def batches(self, part: Any, format: F, settings: Any, labels: int) -> Any:
+        """Batches of augmented inputs with targets of so many labels, for a training."""
+        raise NotImplementedError
+
+    def tokens(self, model: Any, raw: Raw, format: F) -> InputTokens:
+        """Tokens of an input that can be cut."""
+        names = self.token_names(model, raw, format)
+        return InputTokens(names, text_keys(len(names)))
+
+    def token_names(self, model: Any, raw: Raw, format: F) -> list[str]:
+        """Names of the tokens that a model reads of an input, where these are a line."""
+        return model.chunks.names(raw.shape[:-1])  # type: ignore[attr-defined]
+
+    def picture(
+        self, model: Any, given: Any, format: F, settings: Any, describe: Describe
+    ) -> Picture:
+        """Watch a model while it answers an input, and gather where it looked."""
+        from regard.viewer.text import text_views
+
+        raw = self.decode(given, format)
+        with watch(model) as maps:
+            described = describe([raw])
+        views = text_views(maps, self.token_names(model, raw, format), whole=self.one)
+        name = getattr(given, "where", str(given))
+        return Picture(title=name, views=views, source=name, **described)
+
+    def vectors(self, part: Any, format: F) -> Any:
+        """Inputs of a part as the baseline reads them."""
+        raise NotImplementedError

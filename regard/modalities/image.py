@@ -1,16 +1,19 @@
 """Images: files, arrays, and what PIL or datasets have of them."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
+from regard.attention.watch import watch
+from regard.data.augment import Augment, step_rng
+from regard.data.batches import Shuffled
 from regard.data.captions import captions_in
 from regard.data.image_files import (
     ImageFiles,
@@ -19,14 +22,28 @@ from regard.data.image_files import (
     holds_images,
     kind_of_set,
 )
-from regard.data.image_format import IMAGE_SUFFIXES, ImageFormat
-from regard.data.images import settle_format
+from regard.data.image_format import (
+    IMAGE_SUFFIXES,
+    ImageFormat,
+    measure_ground,
+    open_image,
+    upright,
+)
+from regard.data.images import ImageData, Images, load_images, settle_format
 from regard.data.media import cell_file
+from regard.data.parts import PartsAsked
 from regard.errors import UsageError
+from regard.files import cache_folder
+from regard.layers.layout import Layout
+from regard.metrics.baselines import downsample
+from regard.metrics.outliers import STRANGERS
 from regard.modalities.base import (
     MEANT,
+    Describe,
     ExamineOptions,
     Finding,
+    Inputs,
+    LabelledBatch,
     Modality,
     Survey,
     class_counts,
@@ -36,10 +53,15 @@ from regard.modalities.base import (
     plural,
     spread,
 )
+from regard.modalities.tokens import InputTokens, grid_keys
+from regard.models.protocols import Model
 from regard.training.progress import Progress
+from regard.viewer.picture import Picture
 
 _CAPTION_TOKENS = 16  # tokens of a caption
 _SMALL = 8  # pixels of a side that shows hardly anything
+_FEW = 8  # pixels of the sides of an image by which its distance is measured
+_SHOWN = 512  # pixels of the longer side of a photo that is looked at
 
 
 @dataclass
@@ -66,7 +88,7 @@ class ImageCounts:
         )
 
 
-class ImageModality(Modality[np.ndarray]):
+class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
     """Images as bytes (channels, height, width)."""
 
     name, key, one, many = "image", "image", "image", "images"
@@ -74,9 +96,11 @@ class ImageModality(Modality[np.ndarray]):
     tasks = {"label": "images", "text": "caption", "": "denoise"}
     counted = "images"
     size_key, sides, unit = "image", 2, "pixels"
+    baseline, baseline_rows = "the nearest mean image", 2000
+    Format, format_keys = ImageFormat, "size, channels, mean, std"
     columns = ("image", "img", "path", "file", "filename", "file_name")
 
-    def check(self, given: Any, settings: Any = None, format: Any = None) -> Any:
+    def check(self, given: Any, settings: Any = None, format: ImageFormat | None = None) -> Any:
         """Return a path, an image or an array, or refuse what is none."""
         image = cell_file(given)
         if not isinstance(image, str | Path | bytes | np.ndarray | Tensor | Image):
@@ -164,6 +188,182 @@ class ImageModality(Modality[np.ndarray]):
         if not beside:
             return (images,)
         return images, made_up_text(batch, min(config.max_length, _CAPTION_TOKENS))
+
+    # With labels
+
+    def load(
+        self,
+        data: str,
+        source: ImageOptions,
+        format: ImageFormat | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **asked: Unpack[PartsAsked],
+    ) -> ImageData:
+        """Load images, decoded once and kept in the user's cache."""
+        how = {"format": format, "options": source, "cache": cache_folder()}
+        return load_images(data, **how, classes=classes, **asked)
+
+    def settle(self, data: ImageData, format: ImageFormat | None) -> ImageFormat:
+        """Format of the images, with the mean and deviation of their channels."""
+        if data.format.mean:
+            return data.format
+        train = data.parts["train"]
+        mean, std = train.channel_stats()
+        settled = replace(data.format, mean=mean, std=std)
+        if settled.channels != 1:
+            return settled
+        some = train.read(np.unique(np.linspace(0, len(train) - 1, 1000).astype(np.int64)))
+        ground, content = measure_ground(some[:, 0].numpy())
+        return replace(settled, ground=ground, content=round(content, 3))
+
+    def saved_format(self, folder: Path, model: Model, config: Mapping[str, Any]) -> ImageFormat:
+        """Format that the config.json of a folder has, with a size."""
+        format = super().saved_format(folder, model, config)
+        if format.size is None:
+            raise UsageError(f"{folder / 'config.json'}: 'image' has no size")
+        return format
+
+    def shape(self, config: Any, format: ImageFormat, new: bool) -> Any:
+        """Config of a new model for images of this size; one to go on with has its own."""
+        fits = {"channels": format.channels, "image": format.size}
+        return replace(config, **fits) if new else config
+
+    def format_for(self, format: ImageFormat, settings: Any) -> ImageFormat:
+        """Format of images of the size that is asked for."""
+        size = getattr(settings, "image", None)
+        return replace(format, size=size) if size else format
+
+    def raws(self, part: Images, format: ImageFormat) -> Any:
+        """Bytes (n, c, h, w) of the images of a part."""
+        return part.read(np.arange(len(part)))
+
+    def collate(self, raws: Any, format: ImageFormat, device: torch.device | str = "cpu") -> Inputs:
+        """Normalised images (n, c, h, w)."""
+        return (format.normalise(stacked(raws).to(device)),)
+
+    def batches(self, part: Images, format: ImageFormat, settings: Any, labels: int) -> Any:
+        """Batches of augmented images."""
+        return ImageBatches(part, format, settings, labels)
+
+    def tokens(
+        self,
+        model: Any,
+        raw: np.ndarray | Tensor,
+        format: ImageFormat,
+        read: Mapping[str, Layout] | None = None,
+    ) -> InputTokens:
+        """Patches of an image; `read` lays out more modules."""
+        from regard.viewer.image import layouts
+        from regard.viewer.placement import token_name
+
+        grid, keys = grid_keys({**layouts(model, (raw.shape[-2], raw.shape[-1])), **(read or {})})
+        names = [token_name(grid, cell) for cell in range(len(grid.names), len(grid))]
+        return InputTokens(names, keys, grid)
+
+    def picture(
+        self, model: Any, given: Any, format: ImageFormat, settings: Any, describe: Describe
+    ) -> Picture:
+        """Watch what attends to an image while its bytes (1, c, h, w) are answered."""
+        from regard.viewer.image import VIEWS, image_picture
+        from regard.viewer.placement import parse_query_point
+
+        assert format.size is not None
+        whole = upright(open_image(given))
+        query = parse_query_point(settings.at, whole.size, format.seen_of(whole))
+        pixels, photo, name = photo_of(format, given)
+        with watch(model) as maps:
+            described = describe(pixels)
+        notes: list[str] = []
+        format.read(given, notes=notes)
+        note = "; ".join([*notes, *([described["note"]] if described.get("note") else [])])
+        described = {"title": name, "source": name, **described, "note": note}
+        size = format.size, format.size
+        return image_picture(VIEWS[settings.view], model, maps, size, photo, query, **described)
+
+    def vectors(self, part: Images, format: ImageFormat) -> np.ndarray:
+        """Images shrunk to a few pixels."""
+        parts = np.array_split(np.arange(len(part)), -(-len(part) // 256))
+        return np.concatenate([downsample(part.read(some).numpy()) for some in parts])
+
+    # None of these
+
+    @torch.inference_mode()
+    def outlier_vectors(self, model: Any, raws: Any, format: ImageFormat) -> np.ndarray:
+        """Images shrunk to a few pixels beside the vectors that the head reads."""
+        pixels, device = stacked(raws), next(model.parameters()).device
+        heads = [
+            model.pool(model.features(*self.collate(some, format, device)))
+            for some in pixels.split(256)
+        ]
+        few = downsample(pixels.numpy(), _FEW)
+        return np.concatenate([few, torch.cat(heads).float().cpu().numpy()], 1)
+
+    def strangers(
+        self, raws: Any, format: ImageFormat, rng: np.random.Generator
+    ) -> dict[str, Sequence[Any]]:
+        """Noise, noise with the spectrum of photos, and images of one level."""
+        shape = (STRANGERS, *stacked(raws).shape[1:])
+        pink = rng.normal(size=shape)
+        rows, columns = (np.fft.fftfreq(n)[:, None] for n in shape[2:])
+        slope = np.hypot(rows, columns.T).clip(min=1 / max(shape[2:]))
+        pink = np.fft.ifft2(np.fft.fft2(pink) / slope).real
+        low, high = (f(pink, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+        levels = np.linspace(0, 255, STRANGERS)[:, None, None, None]
+        made = {
+            "noise": rng.integers(0, 256, shape),
+            "smooth noise": 255 * (pink - low) / (high - low),
+            "one level": np.broadcast_to(levels, shape),
+        }
+        return {name: x.astype(np.uint8) for name, x in made.items()}
+
+
+def stacked(raws: Any) -> Tensor:
+    """Bytes (n, c, h, w) of images, be they stacked already or not."""
+    if isinstance(raws, Tensor):
+        return raws
+    return torch.stack([torch.as_tensor(each) for each in raws])
+
+
+def photo_of(format: ImageFormat, image: Any) -> tuple[Tensor, np.ndarray, str]:
+    """What a model sees of an image (1, c, h, w), that as sharp as it is, and its name."""
+    assert format.size is not None
+    pixels = torch.tensor(format.read(image)).unsqueeze(0)
+    side = max(format.size, min(_SHOWN, *upright(open_image(image)).size))
+    photo = replace(format, size=side).read(image).transpose(1, 2, 0)
+    name = Path(image).name if isinstance(image, str | Path) else "image"
+    return pixels, photo[..., 0] if photo.shape[2] == 1 else photo, name
+
+
+class ImageBatches:
+    """Batch n of augmented images, a pure function of (seed, n)."""
+
+    def __init__(self, train: Images, format: ImageFormat, settings: Any, labels: int):
+        self.train, self.settings = train, settings
+        self.shuffled = Shuffled(len(train), settings.batch, settings.seed)
+        assert format.size is not None
+        self.augment = Augment(
+            settings.augment,
+            labels,
+            format.normalise,
+            padding=format.size // 8 if settings.padding is None else settings.padding,
+            strength=settings.strength,
+            erase=settings.erase,
+            mixup=settings.mixup,
+            cutmix=settings.cutmix,
+            smoothing=settings.label_smoothing,
+        )
+
+    def __getitem__(self, n: int) -> LabelledBatch:
+        """Batch n."""
+        picked, device = self.shuffled[n], self.settings.device
+        pixels, labels = self.train.read(picked), self.train.labels[torch.from_numpy(picked)]
+        images, targets = self.augment(pixels, labels, step_rng(self.settings.seed, n))
+        return LabelledBatch(images.to(device), None, targets.to(device))
+
+    def epoch(self) -> float:
+        """Number of batches in which all images are read once."""
+        return len(self.train) / self.shuffled.rows
 
 
 def _readable(name: str, files: ImageFiles, quiet: bool) -> ImageFiles:

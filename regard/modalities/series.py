@@ -2,19 +2,30 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.augment import step_rng
+from regard.data.batches import Shuffled
 from regard.data.in_memory import MemoryTable, on_disk
 from regard.data.lines import missing
-from regard.data.series import SeriesFormat, find_series_parts
+from regard.data.parts import PartsAsked
+from regard.data.series import (
+    SeriesData,
+    SeriesFormat,
+    SeriesSet,
+    find_series_parts,
+    load_series,
+    stack,
+)
+from regard.data.series_augment import SeriesAugment
 from regard.data.series_files import (
     SeriesOptions,
     SeriesRecord,
@@ -23,6 +34,7 @@ from regard.data.series_files import (
     recording,
 )
 from regard.errors import UsageError
+from regard.metrics.baselines import block_means
 from regard.modalities.base import (
     LIST_SUFFIXES,
     MEANT,
@@ -30,12 +42,15 @@ from regard.modalities.base import (
     ExamineOptions,
     Finding,
     FoundInputs,
+    Inputs,
+    LabelledBatch,
     Modality,
     Survey,
     class_counts,
     plural,
     spread,
 )
+from regard.models.protocols import Model
 
 
 @dataclass
@@ -58,13 +73,15 @@ class SeriesCounts:
         )
 
 
-class Series(Modality[Tensor]):
+class Series(Modality[Tensor, SeriesFormat, SeriesData]):
     """Series of vectors, or of larger arrays, with as many steps as each has."""
 
     name, key, one, many = "series", "series", "series", "series"
     columns = ("series",)
     tasks = {"label": "series"}
     few, unit = 5, "steps"
+    baseline = "the nearest mean series"
+    Format, format_keys = SeriesFormat, "axes, channels, mean, std"
 
     def is_one(self, given: Any) -> bool:
         """Tell whether this is one series, a path or an array, rather than several."""
@@ -85,7 +102,11 @@ class Series(Modality[Tensor]):
         return read_recordings(path, SeriesOptions(columns, None, False, format), [])
 
     def rows(
-        self, rows: list[Mapping[str, Any]], column: Choose, format: Any = None, columns: Any = None
+        self,
+        rows: list[Mapping[str, Any]],
+        column: Choose,
+        format: SeriesFormat | None = None,
+        columns: Any = None,
     ) -> list[SeriesRecord]:
         """Return the series that the rows of a table hold."""
         return self.recordings(MemoryTable(rows), format, columns)
@@ -121,7 +142,7 @@ class Series(Modality[Tensor]):
         return format.take(given.values, given.where)
 
     def found(
-        self, path: str, format: Any = None, columns: str | None = None
+        self, path: str, format: SeriesFormat | None = None, columns: str | None = None
     ) -> FoundInputs | None:
         """Return the series of a file; lines of a list name some."""
         if os.path.isdir(path) or os.path.splitext(path)[1].lower() in LIST_SUFFIXES:
@@ -167,6 +188,84 @@ class Series(Modality[Tensor]):
     ) -> tuple[Tensor, ...]:
         """Return series of so many steps."""
         return (torch.empty(batch, *[size] * len(config.chunk), config.channels, device="meta"),)
+
+    # With labels
+
+    def load(
+        self,
+        data: str,
+        source: SeriesOptions,
+        format: SeriesFormat | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **asked: Unpack[PartsAsked],
+    ) -> SeriesData:
+        """Load series of files and tables."""
+        return load_series(data, options=source, classes=classes, **asked)
+
+    def settle(self, data: SeriesData, format: SeriesFormat | None) -> SeriesFormat:
+        """Mean and deviation of the channels of train, unless a model has a format already."""
+        return format or SeriesFormat.of(data["train"], data.columns)
+
+    def saved_format(self, folder: Path, model: Model, config: Mapping[str, Any]) -> SeriesFormat:
+        """Format that the config.json of a folder has, of as many axes as the model reads."""
+        format = super().saved_format(folder, model, config)
+        self.shape(model.config, format, new=False)
+        return format
+
+    def shape(self, config: Any, format: SeriesFormat, new: bool) -> Any:
+        """Config of a model for so many channels and axes."""
+        if new:
+            config = replace(config, channels=format.channels)
+        if len(config.chunk) != format.axes:
+            raise UsageError(
+                f"chunk={','.join(map(str, config.chunk))} for arrays of {format.axes} axes; "
+                "give a length for each"
+            )
+        return config
+
+    def raws(self, part: SeriesSet, format: SeriesFormat) -> list[Tensor]:
+        """Normalised series of a part."""
+        return [format.take(item.values, item.where) for item in part.items]
+
+    def collate(
+        self,
+        raws: Sequence[Tensor],
+        format: SeriesFormat,
+        device: torch.device | str = "cpu",
+    ) -> Inputs:
+        """Series one upon the other, and their lengths."""
+        return tuple(part.to(device) for part in stack(raws))
+
+    def batches(self, part: SeriesSet, format: SeriesFormat, settings: Any, labels: int) -> Any:
+        """Batches of augmented series."""
+        return SeriesBatches(self.raws(part, format), part.labels, settings, labels)
+
+    def vectors(self, part: SeriesSet, format: SeriesFormat) -> np.ndarray:
+        """Series averaged over stretches of steps."""
+        return np.stack([block_means(x.flatten(1).numpy()) for x in self.raws(part, format)])
+
+
+class SeriesBatches:
+    """Batch n of augmented series, a pure function of (seed, n)."""
+
+    def __init__(self, series: Sequence[Tensor], numbers: np.ndarray, settings: Any, labels: int):
+        self.series, self.numbers, self.settings = series, torch.from_numpy(numbers), settings
+        self.shuffled = Shuffled(len(series), settings.batch, settings.seed)
+        strengths = settings.strength, settings.mixup, settings.label_smoothing
+        self.augment = SeriesAugment(settings.augment, labels, *strengths)
+
+    def __getitem__(self, n: int) -> LabelledBatch:
+        """Batch n."""
+        picked, device = self.shuffled[n], self.settings.device
+        series, lengths = stack([self.series[i] for i in picked])
+        rng = step_rng(self.settings.seed, n)
+        made = self.augment(series, lengths, self.numbers[torch.from_numpy(picked)], rng)
+        return LabelledBatch(*(part.to(device) for part in made))
+
+    def epoch(self) -> float:
+        """Number of batches in which all series are read once."""
+        return self.shuffled.epoch()
 
 
 def _odd_numbers(name: str, path: Path, items: list[SeriesRecord]) -> Iterator[Finding]:

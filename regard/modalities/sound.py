@@ -2,17 +2,22 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.watch import watch
+from regard.data.augment import smoothed
 from regard.data.marks import excerpt
 from regard.data.media import cell_file, digest, in_threads
+from regard.data.parts import PartsAsked
+from regard.data.sound_batches import SoundBatches, pad_sounds
 from regard.data.sound_files import SOUND_SUFFIXES, BrokenSound, Samples
 from regard.data.sound_sets import (
     SOUNDS,
@@ -22,15 +27,22 @@ from regard.data.sound_sets import (
     holds_sounds,
     listed_sounds,
 )
+from regard.data.sounds import SoundData, Sounds, load_sounds
 from regard.data.spectrogram import SoundFormat
 from regard.decode.speech.ctc_align import alignable
 from regard.errors import UsageError, log
+from regard.layers.layout import time_grid
+from regard.metrics.baselines import block_means
+from regard.metrics.outliers import STRANGERS
 from regard.modalities.base import (
     MEANT,
     TABLES,
+    Describe,
     ExamineOptions,
     Finding,
     FoundInputs,
+    Inputs,
+    LabelledBatch,
     Modality,
     Survey,
     class_counts,
@@ -41,8 +53,12 @@ from regard.modalities.base import (
     plural,
     spread,
 )
+from regard.modalities.tokens import InputTokens, grid_keys, window_keys
 from regard.training.progress import Progress
+from regard.viewer.picture import Picture, Recording
 
+_MOST_CELLS = 100  # of a window, which are cut one by one
+_LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
 _TRANSCRIPT = 64  # tokens of a transcript
 _SILENT = 1e-3  # of full scale: 60 dB below it
 _FULL_SCALE = 0.999  # of full scale
@@ -94,7 +110,7 @@ class Part(NamedTuple):
     measured: list[Measured]
 
 
-class SoundModality(Modality[np.ndarray]):
+class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     """Sounds as samples (n,) in the rate of a model."""
 
     name, key, one, many = "sound", "audio", "sound", "sounds"
@@ -103,6 +119,9 @@ class SoundModality(Modality[np.ndarray]):
     tasks = {"label": "sounds", "text": "transcribe"}
     counted, unit = "sounds", "frames"
     targets = ("text", "transcript", "sentence")
+    baseline, baseline_rows = "the nearest mean spectrogram", 2000
+    Format, format_keys = SoundFormat, "rate, mels, window, hop"
+    agrees = "mels", "mel filters"
 
     def is_one(self, given: Any) -> bool:
         """Tell whether this is one sound, samples with their rate too, rather than several."""
@@ -137,7 +156,7 @@ class SoundModality(Modality[np.ndarray]):
         return format.read(given)
 
     def found(
-        self, path: str, format: Any = None, columns: str | None = None
+        self, path: str, format: SoundFormat | None = None, columns: str | None = None
     ) -> FoundInputs | None:
         """Return the sounds of a folder or a table, which names them from its own folder on."""
         if os.path.isfile(path) and os.path.splitext(path)[1].lower() in (*TABLES, ".jsonl"):
@@ -209,6 +228,167 @@ class SoundModality(Modality[np.ndarray]):
             return (sound,)
         lengths = torch.empty(batch, dtype=torch.long, device="meta")
         return sound, lengths, made_up_text(batch, min(config.max_length, _TRANSCRIPT))
+
+    # With labels
+
+    def load(
+        self,
+        data: str,
+        source: SoundOptions,
+        format: SoundFormat | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **asked: Unpack[PartsAsked],
+    ) -> SoundData:
+        """Load sounds, decoded once."""
+        return load_sounds(data, format=format, options=source, classes=classes, **asked)
+
+    def settle(self, data: SoundData, format: SoundFormat | None) -> SoundFormat:
+        """Format with mean and deviation of its filters, where it normalises by these."""
+        settled = format or data.format
+        if settled.normalise != "global" or settled.mean:
+            return settled
+        mean, std = data["train"].feature_stats()
+        return replace(settled, mean=mean, std=std)
+
+    def raws(self, part: Sounds, format: SoundFormat) -> list[np.ndarray]:
+        """Samples of the sounds of a part."""
+        return [part.read(i) for i in range(len(part))]
+
+    def length(self, raw: np.ndarray, format: SoundFormat) -> int:
+        """Number of frames."""
+        return format.frames(len(raw))
+
+    def limits(self, settings: Any, format: SoundFormat) -> dict[str, int]:
+        """Frames that a batch of a run may have."""
+        return {"tokens": max(1, round(settings.batch_seconds / format.hop))}
+
+    def collate(
+        self,
+        raws: Sequence[np.ndarray],
+        format: SoundFormat,
+        device: torch.device | str = "cpu",
+    ) -> Inputs:
+        """Spectrograms (b, t, mels), and their frames (b)."""
+        return pad_sounds([format.spectrogram(samples) for samples in raws], device)
+
+    def batches(self, part: Sounds, format: SoundFormat, settings: Any, labels: int) -> Any:
+        """Batches of augmented spectrograms of like length."""
+
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> LabelledBatch:
+            numbers = part.labels[torch.from_numpy(picked)]
+            targets = smoothed(numbers, labels, settings.label_smoothing)
+            return LabelledBatch(sound, lengths, targets.to(settings.device))
+
+        return SoundBatches(part, format, settings, make)
+
+    def tokens(self, model: Any, raw: np.ndarray, format: SoundFormat) -> InputTokens:
+        """Moments of a sound."""
+        return self.moments(model, format.frames(len(raw)), format)
+
+    def moments(self, model: Any, frames: int, format: SoundFormat) -> InputTokens:
+        """Moments of a spectrogram of so many frames."""
+        from regard.viewer.image import layouts
+
+        seconds, stride = model.stride * format.hop, model.stride
+        size = 1
+        if not hasattr(model.config, "full_window"):
+            grid, keys = grid_keys(layouts(model, (format.mels, frames)))
+        else:  # a window that is longer than the sound, of which some vectors are cut together
+            size, columns = model.config.max_frames, -(-frames // stride)
+            step = -(-columns // _MOST_CELLS)
+            grid = time_grid(-(-columns // step), step * stride, frames)
+            keys, seconds = window_keys(columns, step), step * seconds
+        names = [f"{column * seconds:.2f} s" for column in range(grid.width)]
+        return InputTokens(names, keys, replace(grid, seconds=seconds), size=size)
+
+    def picture(
+        self, model: Any, given: Any, format: SoundFormat, settings: Any, describe: Describe
+    ) -> Picture:
+        """Watch a model while it answers a sound, and gather where it looked.
+
+        A field `forward` of what `describe` returns is one pass over the sound, whose attention is
+        shown.
+        """
+        from regard.viewer.sound import parse_moment, sound_picture
+
+        samples, rate = format.read(given), format.rate
+        name = Path(given).name if isinstance(given, str | Path) else "sound"
+        if len(samples) > _LOOK_SECONDS * rate:
+            raise UsageError(
+                f"{name}: {len(samples) / rate:.0f} seconds; at most "
+                f"{_LOOK_SECONDS:.0f} are looked at, cut it"
+            )
+        query = parse_moment(settings.at, len(samples) / rate)
+        described = describe([samples])
+        device = next(model.parameters()).device
+        usual = partial(model, *self.collate([samples], format, device))
+        forward = described.pop("forward", usual)
+        with watch(model) as maps, torch.inference_mode():
+            forward()
+        return sound_picture(
+            model,
+            maps,
+            format.log_mel(samples).numpy(),
+            Recording(samples, rate, **described.pop("recording", {})),
+            stride=model.stride,
+            view=settings.view,
+            query=query,
+            **{"title": name, "source": name, **described},
+        )
+
+    def vectors(self, part: Sounds, format: SoundFormat) -> np.ndarray:
+        """Means of stretches of frames."""
+        log_mels = (format.log_mel(samples).numpy() for samples in self.raws(part, format))
+        return np.stack([block_means(each) for each in log_mels])
+
+    # None of these
+
+    @torch.inference_mode()
+    def outlier_vectors(
+        self, model: Any, raws: Sequence[np.ndarray], format: SoundFormat
+    ) -> np.ndarray:
+        """Each filter's mean and deviation, the length, and the vector that the head reads."""
+        device = next(model.parameters()).device
+
+        def vector(samples: np.ndarray) -> np.ndarray:
+            filters = format.log_mel(samples)
+            memory, lengths = model.encode(*self.collate([samples], format, device))
+            pooled = model.readout.pool(memory, lengths)[0].float().cpu()
+            length = torch.tensor([float(np.log(len(filters)))])
+            deviation = filters.std(0, correction=0)
+            return torch.cat([filters.mean(0), deviation, length, pooled]).numpy()
+
+        return np.stack([vector(samples) for samples in raws])
+
+    def strangers(
+        self, raws: Sequence[np.ndarray], format: SoundFormat, rng: np.random.Generator
+    ) -> dict[str, Sequence[Any]]:
+        """Noise, noise with the spectrum of speech, tones and silence, at any loudness."""
+        sizes = rng.choice([len(one) for one in raws], STRANGERS)
+        gains = 10 ** rng.uniform(-3, -0.5, STRANGERS)
+
+        def pink(n: int) -> np.ndarray:
+            spectrum = np.fft.rfft(rng.normal(size=n))
+            noise = np.fft.irfft(spectrum / np.sqrt(np.arange(len(spectrum)) + 1), n)
+            return noise / max(1e-9, noise.std())
+
+        def tone(n: int) -> np.ndarray:
+            pitch = rng.uniform(50, format.rate / 2)
+            return np.sin(2 * np.pi * pitch * np.arange(n) / format.rate)
+
+        makers = {
+            "noise": lambda n: rng.normal(size=n),
+            "pink noise": pink,
+            "tones": tone,
+            "silence": np.zeros,
+        }
+        return {
+            name: [
+                np.float32(gain * make(n)) for n, gain in zip(sizes.tolist(), gains, strict=True)
+            ]
+            for name, make in makers.items()
+        }
 
 
 def with_rate(given: Any) -> Samples | None:

@@ -32,3 +32,9 @@ def each_member(model: nn.Module, output: Callable[[Any], Tensor]) -> Tensor:
 def mean_of_members(model: nn.Module, output: Callable[[Any], Tensor]) -> Tensor:
     """Mean of the outputs of all models of an ensemble."""
     return each_member(model, output).mean(0) if len(members_of(model)) > 1 else output(model)
+
+
+def alone(member: nn.Module, *inputs: Tensor, **named: Tensor) -> Tensor:
+    """Output of one model of an ensemble, without the others that it may hold."""
+    own: Callable[..., Tensor] = getattr(member, "own_output", member)
+    return own(*inputs, **named)

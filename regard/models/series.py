@@ -121,4 +121,10 @@ class SeriesEncoder(nn.Module):
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b labels"]:
         """Return the logits of the labels of arrays (b, n1, ..., nr, c) of these lengths."""
-        return mean_of_members(self, lambda member: member.head(*member.hidden(x, lengths)))
+        return mean_of_members(self, lambda member: member.own_output(x, lengths))
+
+    def own_output(
+        self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
+    ) -> Float[Tensor, "b labels"]:
+        """Return the logits by this member of an ensemble alone."""
+        return self.head(*self.hidden(x, lengths))

@@ -20,8 +20,9 @@ from regard.insight.causes import (
 )
 from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
+from regard.modalities.tokens import cells_of, grid_keys
 from regard.models import MODELS, info
-from regard.tasks.frame.question import Question, cells_of, grid_keys
+from regard.tasks.frame.question import Question
 from regard.viewer.image import flow as image_flow
 from regard.viewer.image import layouts, placed_view
 from regard.viewer.picture import Placement, View

@@ -13,7 +13,8 @@ from regard.gallery.misconceptions import memory_losses, nearest_keys, question_
 from regard.insight.causes import attending
 from regard.insight.lens import find_lens, residual_stream
 from regard.insight.patching import find_patches
-from regard.tasks.frame.question import Question, text_keys
+from regard.modalities.tokens import text_keys
+from regard.tasks.frame.question import Question
 
 TEXT, OTHER = "I like green tea.", "I like green fish."
 

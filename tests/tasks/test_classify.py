@@ -37,7 +37,8 @@ from regard.models.bert import Bert
 from regard.models.ensemble import members_of
 from regard.tasks import task as task_class
 from regard.tasks.runner import Runner
-from regard.tasks.text.classify import CLASSIFY, ClassifyCodec
+from regard.tasks.text.classify import CLASSIFY
+from regard.tasks.text.labelling import LabelTextCodec
 from tests.zoo import ANIMALS, COLOURS, OTHERS, write_tsv
 from tests.zoo import colour_rows as rows
 
@@ -186,7 +187,7 @@ def test_the_attention_that_pools_is_seen_too():
     tokenizer = train_tokenizer([text for text, _ in rows(50, 1)], vocab=350)
     config = replace(preset("bert", "tiny"), vocab=tokenizer.vocab, head="classify", labels=2)
     model = Bert(replace(config, pool="attention", depth=1, types=0)).eval()
-    codec = ClassifyCodec(RowEncoder(tokenizer), ["a", "b"], max_length=64)
+    codec = LabelTextCodec(RowEncoder(tokenizer), ["a", "b"], max_length=64)
     picture = CLASSIFY.bind(model, codec, {}).picture("a red dog")
     assert picture.views[-1].name == "head.pool"
     assert picture.views[-1].weights.shape[1:] == (1, len(picture.views[0].row_tokens))

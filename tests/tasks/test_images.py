@@ -25,16 +25,17 @@ from regard.cli import main
 from regard.data.image_format import ImageFormat
 from regard.data.images import load_images
 from regard.metrics.labels import top_k
+from regard.modalities.image import IMAGE
 from regard.models import MODELS, family, preset, serving
 from regard.recipes import RECIPES, recipe
 from regard.settings import describe, parse
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
 from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
-from regard.tasks.vision.images import IMAGES, ImageBatches, load_codec
-from regard.tasks.vision.photos import ImageCodec
+from regard.tasks.vision.images import IMAGES, load_codec
 from regard.training.label_loss import soft_loss
 from regard.training.optim import build_optimiser, layer_depths
 from tests.zoo import ANIMALS
@@ -139,13 +140,13 @@ def test_a_batch_is_a_function_of_its_number(data, trained):
     values = {"data": str(data), **SMALL, **LAVISH}
     settings = IMAGES.resolve(values)
     data = IMAGES.learning.read(settings, None)
-    codec = ImageCodec(replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3), list(KINDS))
-    one, two = (ImageBatches(data.parts["train"], settings, codec) for _ in range(2))
+    format = replace(data.format, mean=(0.5,) * 3, std=(0.2,) * 3)
+    one, two = (IMAGE.batches(data["train"], format, settings, len(KINDS)) for _ in range(2))
     later = [two[n] for n in (7, 3)]
     for n, other in ((7, later[0]), (3, later[1])):
         mine = one[n]
-        assert torch.equal(mine.images, other.images) and torch.equal(mine.targets, other.targets)
-    assert len(later[0].images) == 16
+        assert torch.equal(mine.inputs, other.inputs) and torch.equal(mine.targets, other.targets)
+    assert len(later[0].inputs) == 16
     assert torch.allclose(later[0].targets.sum(1), torch.ones(16))
 
 
@@ -167,11 +168,11 @@ def test_a_teacher_sees_what_it_would_see_by_itself(data, trained, model):
     turned = KINDS[::-1]
     other = Origin.load(trained)
     theirs = load_codec(other.folder, other.model, other.config)
-    teacher = Teacher(other, theirs, ImageCodec(ours, list(turned)), "cpu")
+    teacher = Teacher(other, theirs, MediaCodec(IMAGE, ours, list(turned)), "cpu")
     theirs = teacher(ours.normalise(pixels)).softmax(-1)
     assert np.allclose(
         theirs[:, [1, 0]],
-        model.codec.probabilities(model.model, pixels, model.predictor.plain),
+        model.predictor.probabilities(pixels, model.predictor.plain),
         atol=1e-5,
     )
 

@@ -22,6 +22,7 @@ from regard.data.augment import grey, hue, jitter, step_rng
 from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.layers.block import BlockConfig
+from regard.modalities.image import IMAGE
 from regard.models import PRETRAINERS, family, preset, pretrainer, serving
 from regard.models.contrast import (
     ImageTextConfig,
@@ -34,8 +35,8 @@ from regard.models.folder import load_folder, on_meta
 from regard.models.masked import MAE, MAEConfig, SimMIM, SimMIMConfig, patchify, unpatchify
 from regard.models.swin import Swin
 from regard.models.vit import ViT
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.prepare import CodecBuilder
-from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import PRETRAIN
 from regard.tasks.vision.pretraining import MaskedImageBatches, recall_at_k
 from regard.tasks.vision.probe import Known, by_neighbours, fit_best_linear, fit_linear
@@ -552,7 +553,7 @@ def test_a_probe_finds_what_is_plain(stripes, tmp_path):
     """Stripes are told apart by the vectors of an encoder that nobody trained, and compared."""
     torch.manual_seed(1)
     format = ImageFormat(16, 3, mean=(0.4,) * 3, std=(0.3,) * 3)
-    one, other = (PRETRAIN.bind(vit(pool="mean"), ImageCodec(format), {}) for _ in range(2))
+    one, other = (PRETRAIN.bind(vit(pool="mean"), MediaCodec(IMAGE, format), {}) for _ in range(2))
     settings = {"data": str(stripes), "probe": "linear"}
     result = one.evaluate(settings, against=other, names=("one", "other"))
     assert result.scores[0].value > 60

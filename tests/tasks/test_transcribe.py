@@ -16,12 +16,12 @@ from torch.nn import functional as F
 import regard
 from regard.cli import main
 from regard.data.sound_augment import SoundAugment, change_speed
+from regard.data.sound_batches import in_buckets, pad_sounds
 from regard.decode.speech.decoder import Recognised, likely_texts
 from regard.decode.speech.words import Word
 from regard.errors import UsageError
 from regard.tasks import task
 from regard.tasks.prepare import PreparedRun, prepare
-from regard.tasks.sound.codec import in_buckets, pad_sounds
 from regard.tasks.sound.transcribing import make_batch, speech_loss
 from tests.decode.test_beams import check_tree
 from tests.tones import RATE, said, sentence, spoken, tones, write_tones

@@ -20,11 +20,12 @@ from regard.data.image_format import ImageFormat
 from regard.errors import UsageError
 from regard.files.weights import state_of
 from regard.layers.layout import TokenGrid
+from regard.modalities.image import IMAGE
 from regard.models import family, preset, pretrainer
 from regard.models.folder import save_config, save_weights
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.runner import Runner
 from regard.tasks.vision.images import IMAGES
-from regard.tasks.vision.photos import ImageCodec
 from regard.tasks.vision.pretrain import PRETRAIN
 from regard.viewer.html import MAX_IMAGE_WEIGHTS, page
 from regard.viewer.image import (
@@ -75,7 +76,9 @@ def make(kind: str, image: int = 32, **changes) -> torch.nn.Module:
 
 
 def classifier(kind: str = "vit", image: int = 32, **changes) -> Runner:
-    return IMAGES.bind(make(kind, image, **changes), ImageCodec(ImageFormat(image, 3), LABELS), {})
+    return IMAGES.bind(
+        make(kind, image, **changes), MediaCodec(IMAGE, ImageFormat(image, 3), LABELS), {}
+    )
 
 
 def watched(model, size=(32, 32)):
@@ -300,7 +303,9 @@ def test_a_picture_tells_what_run_tells(photo):
 
 def test_a_grey_array_is_looked_at_as_it_is():
     pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
-    model = IMAGES.bind(make("vit", 28, channels=1), ImageCodec(ImageFormat(28, 1), LABELS), {})
+    model = IMAGES.bind(
+        make("vit", 28, channels=1), MediaCodec(IMAGE, ImageFormat(28, 1), LABELS), {}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         picture = model.picture(pixels, at="27,0")
@@ -346,7 +351,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, photo):
     with pytest.raises(UsageError, match="has no attention to look at; choose view=filters"):
         name, size = "resnet", preset("resnet", "tiny", "resnet")
         model = family(name)[1](replace(size, labels=3)).eval()
-        IMAGES.bind(model, ImageCodec(ImageFormat(32, 3), LABELS), {}).picture(photo)
+        IMAGES.bind(model, MediaCodec(IMAGE, ImageFormat(32, 3), LABELS), {}).picture(photo)
     with pytest.raises(UsageError, match=r"no\.png"):
         classifier().picture(str(tmp_path / "no.png"))
     with pytest.raises(UsageError, match="is no image"):
@@ -493,7 +498,7 @@ def test_an_encoder_shows_where_it_looks_and_what_it_paints(photo, monkeypatch):
     _, mae = pretrainer("mae")
     config = replace(preset("vit", "tiny"), labels=0)
     model = family("vit")[1](config).eval()
-    encoder = PRETRAIN.bind(model, ImageCodec(ImageFormat(32, 3)), {})
+    encoder = PRETRAIN.bind(model, MediaCodec(IMAGE, ImageFormat(32, 3)), {})
     assert [view.name for view in encoder.picture(photo).views][-1] == "rollout"
     with pytest.raises(UsageError, match="is not known; only its vectors are"):
         encoder.picture(photo, view="rebuilt")

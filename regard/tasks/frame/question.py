@@ -1,6 +1,6 @@
 """An input and the model's answer to it, as what measures the causes of the answer needs them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import UsageError
-from regard.layers.layout import Layout, TokenGrid
+from regard.layers.layout import TokenGrid
+from regard.modalities.tokens import Keys
 
 # a class by its number: a tokenizer's `pieces`, or the list of all names
 Names = Callable[[Sequence[int]], Sequence[str]] | Sequence[str]
@@ -30,9 +30,7 @@ class Question:
     names: Names  # of the classes
     places: Sequence[str]  # what each step is read from, or is called
     tokens: Sequence[str]  # of the input, which can be cut
-    # the token (tiles, k) that each key of an attention is, by its name and number of keys; None
-    # where its keys are none of these tokens, -1 for a single such key
-    keys: Callable[[str, int], Tensor | None]
+    keys: Keys
     expected: Any = None  # the answer as `Task.question` takes it
     reads: Sequence[int] | None = None  # tokens that the answer is read from, all unless given
     grid: TokenGrid | None = None  # on which the tokens stand, of an image or a sound
@@ -64,12 +62,7 @@ class Question:
         return self.names([number])[0] if callable(self.names) else self.names[number]
 
 
-def text_keys(count: int) -> Callable[[str, int], Tensor | None]:
-    """Return which token each key is where a model reads one text of so many tokens."""
-    return lambda name, keys: torch.arange(count)[None] if keys == count else None
-
-
-def source_keys(count: int, target: int) -> Callable[[str, int], Tensor | None]:
+def source_keys(count: int, target: int) -> Keys:
     """Return which source token each key is: in an encoder, in cross-attention, or in one stack.
 
     A stack of a decoder alone reads the tokens of the target after those of the source.
@@ -84,49 +77,3 @@ def source_keys(count: int, target: int) -> Callable[[str, int], Tensor | None]:
         return None
 
     return of
-
-
-def window_keys(columns: int, step: int) -> Callable[[str, int], Tensor | None]:
-    """Return which cell of so many columns each key is, where an input is the start of a window.
-
-    What comes after the input is none of them.
-    """
-
-    def of(name: str, keys: int) -> Tensor | None:
-        if keys < columns or not (name.startswith("encoder") or name.endswith("cross")):
-            return None
-        places = torch.arange(keys)
-        return torch.where(places < columns, places // step, -1)[None]
-
-    return of
-
-
-def grid_keys(
-    layouts: Mapping[str, Layout],
-) -> tuple[TokenGrid, Callable[[str, int], Tensor | None]]:
-    """Return the coarsest grid of some layers, and in which of its cells each key stands.
-
-    Where a layer's grid is finer, all keys in a cell are one token of the input.
-    """
-    grids = [each.key_grid for each in layouts.values() if each.key_grid.height]
-    if not grids:
-        raise UsageError("this model attends to no places of its input, so none can be cut")
-    coarse = min(grids, key=lambda grid: grid.height * grid.width)
-    found = {
-        name: cells_of(each.key_grid, coarse)[each.key_tokens] for name, each in layouts.items()
-    }
-    for name, each in layouts.items():
-        found[name][each.key_tokens < 0] = -1  # padding
-    return coarse, lambda name, keys: found.get(name)
-
-
-def cells_of(grid: TokenGrid, coarse: TokenGrid) -> Tensor:
-    """Return which cell of a coarse grid each token of a grid stands in; -1 for names."""
-
-    def line(count: int, step: float, others: int, other: float) -> Tensor:
-        return ((torch.arange(count) + 0.5) * step / other).long().clamp(max=others - 1)
-
-    rows = line(grid.height, grid.cell_height, coarse.height, coarse.cell_height)
-    columns = line(grid.width, grid.cell_width, coarse.width, coarse.cell_width)
-    cells = (rows[:, None] * coarse.width + columns).flatten()
-    return torch.cat([torch.full((len(grid.names),), -1), cells])

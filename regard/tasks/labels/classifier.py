@@ -4,122 +4,50 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.parts import Dataset
+from regard.decode.batching import in_batches
 from regard.errors import UsageError, log
 from regard.files import read_json, write_json
 from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
 from regard.metrics.outliers import Outliers
-from regard.modalities.base import Modality
+from regard.modalities.base import Modality, NoneOfThese
 from regard.tasks.frame.answers import Classified, Unread, Valued
 from regard.tasks.frame.question import Question
-from regard.tasks.labels.decision import Decision
+from regard.tasks.frame.settings import RunSettings
+from regard.tasks.labels.decision import Decision, threshold_of
 from regard.tasks.parts import Codec, Configured, Predictor
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
-STRANGERS = 300  # of each kind that is made
 _NONE_EXAMPLES = 3000  # of a part, that distances are measured on
-GROUP = 512  # examples of a part that are in memory at once
+_FOREIGN = 200  # files of a folder that are none of these, at most
+_PART = 512  # examples of a part that are in memory at once
 
-Raw = TypeVar("Raw")
-
-
-class JudgedUnits(NamedTuple):
-    """What of a part is judged."""
-
-    show: Callable[[int], tuple[str, str]]  # where unit i is, and what it is
-    groups: np.ndarray | None = None  # (n,): the sentence of each word; these are resampled whole
-    notes: Sequence[str] = ()
+Parts = Mapping[str, Any] | Dataset[Any]
 
 
-class LabelCodec(Codec, Protocol[Raw]):
-    """What brings the inputs of a modality to a classifier, and knows its labels."""
+class LabelCodec(Codec, Protocol):
+    """What lies beside a classifier: labels, and the format in which a modality brings inputs."""
 
-    modality: Modality[Raw]
-    labels: list[str]
-    baselines: Baselines | None
-    outliers: Outliers | None
-    decision: Decision
-
-    def targets(self, part: Any) -> np.ndarray:
-        """Table (n, labels) of the labels of a part."""
-        ...
-
-    def about(self, raw: Raw) -> dict[str, Any]:
-        """Fields of an answer that say what became of its input."""
-        ...
-
-    def judged(self, part: Any) -> JudgedUnits:
-        """What of a part is judged: names of units, and which are resampled together."""
-        ...
-
-    def records(self, part: Any, probs: np.ndarray, settings: Any) -> list[dict[str, Any]]:
-        """Each example of a part with its label and what was predicted."""
-        ...
-
-    def read(self, given: Any, settings: Any) -> Raw:
-        """One input as it is read."""
-        ...
-
-    def check(self, settings: Any, model: Any) -> None:
-        """Refuse settings of a run that do not fit the model."""
-        ...
-
-    def in_parts(self, part: Any, size: int) -> Iterator[Any]:
-        """Examples of a part, so many at a time."""
-        ...
-
-    def groups(
-        self, inputs: Sequence[Any], settings: Any
-    ) -> Iterator[tuple[list[Raw | str], list[list[str]]]]:
-        """Inputs as they are read, some at a time: each, or what is wrong with it; and notes."""
-        ...
-
-    def raws(self, part: Any, settings: Any) -> Sequence[Raw]:
-        """Examples of a part as they are read."""
-        ...
-
-    def logits(self, model: Any, raws: Sequence[Raw], settings: Any) -> Tensor:
-        """Logits (n, labels) of inputs that were read, by one pass."""
-        ...
-
-    def probabilities(self, model: Any, raws: Sequence[Raw], settings: Any) -> np.ndarray:
-        """Probability of each label (n, labels) of inputs that were read."""
-        ...
-
-    def tokens(self, model: Any, raw: Raw) -> dict[str, Any]:
-        """Tokens, keys and grid of a Question about an input."""
-        ...
-
-    def picture(self, model: Any, given: Any, settings: Any, describe: Any) -> Picture:
-        """Where a model looks while it answers an input; `describe` answers one that was read."""
-        ...
-
-    def baseline_vectors(self, part: Any) -> np.ndarray:
-        """Examples of a part as vectors, as the nearest-mean baseline reads them."""
-        ...
-
-
-class NoneOfThese(Protocol[Raw]):
-    """What a codec can do beside, whose inputs may be none of what was learnt."""
-
-    def outlier_vectors(self, model: Any, raws: Sequence[Raw]) -> np.ndarray:
-        """Numbers (n, w) by which the distance of inputs is measured."""
-        ...
-
-    def strangers(self, raws: Sequence[Raw], rng: np.random.Generator) -> dict[str, Any]:
-        """Inputs like these in size that are none of what was learnt, by their kind."""
-        ...
-
-    def read_foreign(self, folder: str) -> Sequence[Raw]:
-        """Files of a folder that are none of what was learnt."""
-        ...
+    @property
+    def modality(self) -> Modality[Any]: ...
+    @property
+    def format(self) -> Any: ...
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def baselines(self) -> Baselines | None: ...
+    @property
+    def outliers(self) -> Outliers | None: ...
+    @property
+    def decision(self) -> Decision: ...
 
 
 class Classifier(Predictor[Classified]):
@@ -127,86 +55,113 @@ class Classifier(Predictor[Classified]):
 
     Args:
         model: the model.
-        codec: a LabelCodec, which brings inputs to it.
+        codec: labels, and the format of inputs.
         config: what its config.json says.
         plain: settings of a run without options.
     """
 
-    codec: Any
+    codec: LabelCodec
 
-    def __init__(self, model: nn.Module, codec: Any, config: Mapping[str, Any], plain: Any):
+    def __init__(
+        self, model: nn.Module, codec: LabelCodec, config: Mapping[str, Any], plain: RunSettings
+    ):
         super().__init__(model, codec, config)
+        self.modality, self.labels, self.plain = codec.modality, codec.labels, plain
         self.defaults = {}  # nothing is decoded
-        self.labels: list[str] = codec.labels
-        self.plain = plain
 
     def check(self, settings: Any) -> Any:
-        """Refuse more labels than there are."""
+        """Refuse more labels than there are, and formats that the model does not read."""
         if getattr(settings, "n_best", 1) > len(self.labels):
             raise UsageError(
                 f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
             )
-        self.codec.check(settings, self.model)
+        self.format_for(settings)
         return settings
+
+    def format_for(self, settings: Any) -> Any:
+        """Format in which inputs are read by such settings."""
+        return self.modality.format_for(self.codec.format, settings)
 
     def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
         """Label inputs; one that cannot be read is told of where such are passed over."""
-        return answer_groups(
-            self.codec, inputs, settings, lambda raws, lines: self.label(raws, settings)
-        )
+        broken, most = getattr(settings, "broken", "refuse"), getattr(settings, "batch", _PART)
+        groups = self.modality.groups(inputs, self.format_for(settings), broken, most)
+        return answer_groups(groups, self.modality, lambda raws, lines: self.label(raws, settings))
 
-    def label(self, raws: Sequence[Any], settings: Any) -> list[Classified]:
+    def label(self, raws: Sequence[Any], settings: Any) -> list[Any]:
         """Labels of inputs that were read."""
-        return self.classified(self.codec.probabilities(self.model, raws, settings), raws, settings)
+        return self.classified(self.probabilities(raws, settings), raws, settings)
 
-    def classified(self, probs: np.ndarray, raws: Any, settings: Any) -> list[Classified]:
+    def classified(self, probs: np.ndarray, raws: Sequence[Any], settings: Any) -> list[Any]:
         """Answers by probabilities (n, labels) of inputs that were read."""
-        codec, none = self.codec, self.are_none(probs, raws).tolist()
-        return [
-            codec.decision.answer(
-                self.labels, row, settings, **codec.about(raw), **({"none": True} if far else {})
-            )
-            for row, raw, far in zip(probs, raws, none, strict=True)
-        ]
+        answer, threshold = self.codec.decision.answer, threshold_of(settings)
+        answers = []
+        for row, raw, far in zip(probs, raws, self.are_none(probs, raws).tolist(), strict=True):
+            about = {"none": True} if far else {}
+            if getattr(raw, "truncated", False):
+                about["cut"] = True
+            answers.append(answer(self.labels, row, threshold, **about))
+        return answers
+
+    def logits(self, raws: Sequence[Any], settings: Any) -> Tensor:
+        """Logits (n, labels) of inputs that were read, by one pass."""
+        inputs = self.modality.collate(raws, self.codec.format, self.device)
+        named = isinstance(inputs, Mapping)
+        return self.model(**inputs) if named else self.model(*inputs)
+
+    @torch.inference_mode()
+    def probabilities(self, raws: Sequence[Any], settings: Any) -> np.ndarray:
+        """Probability of each label (n, labels) of inputs that were read."""
+        probs_of, format = self.codec.decision.loss.probs, self.codec.format
+
+        def forward(some: list[Any]) -> list[np.ndarray]:
+            return list(probs_of(self.logits(some, settings).float()).cpu().numpy())
+
+        lengths = [self.modality.length(raw, format) for raw in raws]
+        probs = in_batches(raws, lengths, forward, **self.modality.limits(settings, format))
+        return np.stack(probs) if probs else np.zeros((0, len(self.labels)), np.float32)
+
+    def raws_of(self, part: Any, settings: Any) -> Iterator[Sequence[Any]]:
+        """Inputs of a part as they are read, some at a time; texts at once, batched by length."""
+        format, count = self.format_for(settings), len(part)
+        if self.modality.in_rows:
+            yield self.modality.raws(part, format)
+            return
+        for start in range(0, count, _PART):
+            some = part.pick(np.arange(start, min(count, start + _PART)))
+            yield self.modality.raws(some, format)
 
     def part_probabilities(self, part: Any, settings: Any) -> np.ndarray:
         """Probability of each label for each example of a part."""
-        codec = self.codec
-        groups = [codec.raws(some, settings) for some in codec.in_parts(part, GROUP)]
-        return np.concatenate([codec.probabilities(self.model, raws, settings) for raws in groups])
+        groups = self.raws_of(part, settings)
+        return np.concatenate([self.probabilities(raws, settings) for raws in groups])
 
     # Looking
 
     def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
-        codec, decision = self.codec, self.codec.decision
-        raw = codec.read(given, settings)
+        decision, format = self.codec.decision, self.format_for(settings)
+        raw = self.modality.read(given, format)
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            return decision.logprobs(codec.logits(self.model, [raw] * copies, settings))
+            return decision.logprobs(self.logits([raw] * copies, settings))
 
-        chosen = expected
-        if chosen is None:
-            chosen = decision.question(self.labels, logprobs(1)[0].exp(), settings)
-        return Question(
-            logprobs=logprobs,
-            chosen=list(chosen),
-            expected=list(chosen),
-            **decision.named(self.labels, chosen),
-            **codec.tokens(self.model, raw),
-        )
+        steps = decision.steps(self.labels, logprobs(1)[0], threshold_of(settings), expected)
+        tokens = self.modality.tokens(self.model, raw, format)
+        return Question(logprobs=logprobs, expected=steps["chosen"], **steps, **tokens._asdict())
 
     def explain(self, given: Any, settings: Any) -> Picture:
         """Watch the model while it labels an input, and gather where it looked."""
 
         def describe(raws: Any) -> dict[str, Any]:
             run = replace(self.plain, **{k: getattr(settings, k) for k in self._shared(settings)})
-            probs = self.codec.probabilities(self.model, raws, run)
+            probs = self.probabilities(raws, run)
             (answer,) = self.classified(probs, raws, run)
             return described(answer, probs[0], settings.candidates)
 
-        return self.codec.picture(self.model, given, settings, describe)
+        format = self.format_for(settings)
+        return self.modality.picture(self.model, given, format, settings, describe)
 
     def _shared(self, settings: Any) -> set[str]:
         """Settings of a run that look has, too, but for how many are answered at once."""
@@ -215,47 +170,68 @@ class Classifier(Predictor[Classified]):
 
     # None of these
 
-    def are_none(self, probs: np.ndarray, raws: Any) -> np.ndarray:
+    def outlier_vectors(self, raws: Sequence[Any]) -> np.ndarray:
+        """Numbers (n, w) by which the distance of inputs is measured."""
+        assert isinstance(self.modality, NoneOfThese)
+        return self.modality.outlier_vectors(self.model, raws, self.codec.format)
+
+    def are_none(self, probs: np.ndarray, raws: Sequence[Any]) -> np.ndarray:
         """For each input, with its probabilities, whether it is none of these."""
         if self.codec.outliers is None:
             return np.zeros(len(probs), dtype=bool)
-        vectors = self.codec.outlier_vectors(self.model, raws)
-        return self.codec.outliers.are_far(vectors, probs.argmax(1))
+        return self.codec.outliers.are_far(self.outlier_vectors(raws), probs.argmax(1))
 
     def none_in(self, part: Any, probs: np.ndarray) -> np.ndarray:
         """For each example of a part whether it is none of these."""
-        codec, place, found = self.codec, 0, []
-        for some in codec.in_parts(part, GROUP):
-            raws = codec.raws(some, self.plain)
+        place, found = 0, []
+        for raws in self.raws_of(part, self.plain):
             found.append(self.are_none(probs[place : place + len(raws)], raws))
             place += len(raws)
         return np.concatenate(found)
 
-    def measure_none(self, parts: Any, share: float, foreign: str | None) -> Outliers:
+    def strangers(self, raws: Sequence[Any], seed: int = 0) -> dict[str, Sequence[Any]]:
+        """Inputs like these in size that are none of what was learnt, by their kind."""
+        assert isinstance(self.modality, NoneOfThese)
+        return self.modality.strangers(raws, self.codec.format, np.random.default_rng(seed))
+
+    def read_foreign(self, folder: str) -> list[Any]:
+        """Files of a folder that are none of what was learnt, as they are read."""
+        if not (files := sorted(self.modality.files_in(folder))[:_FOREIGN]):
+            ends = ", ".join(sorted(self.modality.suffixes))
+            raise UsageError(f"{folder}: no files that end in {ends}")
+        return [self.modality.decode(file, self.codec.format) for file in files]
+
+    def measure_none(self, parts: Parts, share: float, foreign: str | None) -> Outliers:
         """Distance from which on inputs are none of these; see Outliers."""
-        codec, model = self.codec, self.model
 
         def some(part: Any) -> Any:
             rows = np.unique(np.linspace(0, len(part) - 1, _NONE_EXAMPLES).astype(np.int64))
             return part.pick(rows)
 
-        def placed(raws: Any) -> tuple[np.ndarray, np.ndarray]:
-            probs = codec.probabilities(model, raws, self.plain)
-            return codec.outlier_vectors(model, raws), probs.argmax(1)
+        def placed(raws: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+            return self.outlier_vectors(raws), self.probabilities(raws, self.plain).argmax(1)
 
-        train, valid = some(parts["train"]), codec.raws(some(parts["valid"]), self.plain)
-        others = codec.strangers(valid, np.random.default_rng(0))
+        train, format = some(parts["train"]), self.codec.format
+        valid = self.modality.raws(some(parts["valid"]), format)
+        known = self.outlier_vectors(self.modality.raws(train, format))
+        others = self.strangers(valid)
         if foreign is not None:
-            others["foreign files"] = codec.read_foreign(foreign)
+            others["foreign files"] = self.read_foreign(foreign)
         return Outliers.measure(
-            (codec.outlier_vectors(model, codec.raws(train, self.plain)), np.asarray(train.labels)),
+            (known, np.asarray(train.labels)),
             placed(valid),
             {name: placed(raws) for name, raws in others.items()},
             len(self.labels),
             share,
         )
 
-    def note_none(self, folder: Path, parts: Any, share: float, foreign: str | None) -> Outliers:
+    def note_none(
+        self,
+        folder: Path,
+        parts: Mapping[str, Any] | Dataset[Any],
+        share: float,
+        foreign: str | None,
+    ) -> Outliers:
         """Measure what is none of these, and write it into the folder of the model."""
         found = self.measure_none(parts, share, foreign)
         unseal(folder)
@@ -280,9 +256,11 @@ def described(answer: Any, probs: np.ndarray, candidates: int) -> dict[str, Any]
     return {"output": str(answer) or "no label", **shown}
 
 
-def classifier(plain: Any, look: type = LookSettings) -> Configured[Classified]:
+def classifier(
+    plain: RunSettings, look: type = LookSettings, kind: type[Classifier] = Classifier
+) -> Configured[Classified]:
     """The classifier of a task whose runs, without options, have such settings."""
-    return Configured(partial(Classifier, plain=plain), type(plain), look)
+    return Configured(partial(kind, plain=plain), type(plain), look)
 
 
 def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality[Any]) -> list[Any]:
@@ -300,47 +278,20 @@ def noted(answers: list[Any], notes: Sequence[Sequence[str]], modality: Modality
 
 
 def answer_groups(
-    codec: Any,
-    inputs: Sequence[Any],
-    settings: Any,
+    groups: Iterator[tuple[list[Any], list[list[str]]]],
+    modality: Modality[Any],
     answer: Callable[[list[Any], list[int]], Sequence[Any]],
     first: int = 0,
 ) -> list[Any]:
-    """Answers to inputs, some at a time; one that cannot be read is told of.
+    """Answers to inputs that are read some at a time; one that cannot be read is told of.
 
-    Args:
-        codec: reads inputs by its `groups`.
-        inputs: the inputs.
-        settings: those of the run.
-        answer: answers inputs that were read, of these numbers.
-        first: number of the first input.
+    `answer` is given inputs that were read, and their numbers from the first on.
     """
     answers: list[Any] = []
-    for group, notes in codec.groups(inputs, settings):
+    for group, notes in groups:
         numbered = enumerate(group, first + len(answers))
         good = [(line, raw) for line, raw in numbered if not isinstance(raw, str)]
         rows = iter(answer([raw for _, raw in good], [line for line, _ in good]) if good else [])
         some = [Unread(raw) if isinstance(raw, str) else next(rows) for raw in group]
-        answers += noted(some, notes, codec.modality)
+        answers += noted(some, notes, modality)
     return answers
-
-
-def in_groups(
-    read: Callable[[Any, list[str]], Any],
-    inputs: Sequence[Any],
-    limit: float,
-    weight: Callable[[Any], float] = lambda raw: 1,
-) -> Iterator[tuple[list[Any], list[list[str]]]]:
-    """Read inputs, as many at once as weigh no more than a limit allows for."""
-    group: list[Any] = []
-    notes: list[list[str]] = []
-    total = 0.0
-    for given in inputs:
-        notes.append([])
-        group.append(read(given, notes[-1]))
-        total += weight(group[-1])
-        if total >= limit:
-            yield group, notes
-            group, notes, total = [], [], 0.0
-    if group:
-        yield group, notes

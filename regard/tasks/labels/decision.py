@@ -12,6 +12,8 @@ from regard.metrics.labels import one_hot
 from regard.tasks.frame.answers import Classified, Valued
 from regard.training.label_loss import LABEL_LOSSES, LabelLoss
 
+ChosenSteps = dict[str, Any]  # chosen, answer, names and places of a Question
+
 
 class Decision(Protocol):
     """What is decided by the outputs of a classifier."""
@@ -19,11 +21,13 @@ class Decision(Protocol):
     loss: LabelLoss
     several: bool  # whether an input may have more than one label, or none
 
-    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+    def assign(self, probs: np.ndarray, threshold: float) -> np.ndarray:
         """Table (n, labels) of the labels that are given."""
         ...
 
-    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+    def answer(
+        self, labels: Sequence[str], probs: np.ndarray, threshold: float, **about: Any
+    ) -> Classified | Valued:
         """Answer for one input, by the probability of each label (labels,)."""
         ...
 
@@ -31,13 +35,16 @@ class Decision(Protocol):
         """Log-probabilities (n, steps, classes) by logits (n, labels)."""
         ...
 
-    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
-        """Classes (steps,) that the answer consists of, by probabilities (steps, classes)."""
+    def steps(
+        self, labels: Sequence[str], logprobs: Tensor, threshold: float, expected: Any = None
+    ) -> ChosenSteps:
+        """Classes (steps,) that the answer consists of, by (steps, classes), and their names."""
         ...
 
-    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
-        """Answer, names of the classes and of the steps of a Question."""
-        ...
+
+def threshold_of(settings: Any) -> float:
+    """Probability from which on one of several labels is given."""
+    return getattr(settings, "threshold", 0.5)
 
 
 class OneLabel:
@@ -45,11 +52,13 @@ class OneLabel:
 
     loss, several = LABEL_LOSSES["single"], False
 
-    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+    def assign(self, probs: np.ndarray, threshold: float) -> np.ndarray:
         """Table (n, labels) with the likeliest label of each row."""
         return one_hot(probs.argmax(1), probs.shape[1])
 
-    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+    def answer(
+        self, labels: Sequence[str], probs: np.ndarray, threshold: float, **about: Any
+    ) -> Classified:
         """The likeliest label."""
         return Classified(labels, probs, [int(probs.argmax())], **about)
 
@@ -57,13 +66,13 @@ class OneLabel:
         """Log-probabilities of one step, whose classes are the labels."""
         return logits.double().log_softmax(-1).unsqueeze(1)
 
-    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
-        """The likeliest label."""
-        return probs.argmax(-1).tolist()
-
-    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
+    def steps(
+        self, labels: Sequence[str], logprobs: Tensor, threshold: float, expected: Any = None
+    ) -> ChosenSteps:
         """The label is the one step."""
-        return {"answer": labels[chosen[0]], "names": labels, "places": ["label"]}
+        chosen = list(logprobs.argmax(-1).tolist() if expected is None else expected)
+        answer = labels[chosen[0]]
+        return {"chosen": chosen, "answer": answer, "names": labels, "places": ["label"]}
 
 
 class SeveralLabels:
@@ -74,30 +83,31 @@ class SeveralLabels:
     def __init__(self, loss: LabelLoss = LABEL_LOSSES["multi"]):
         self.loss = loss
 
-    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+    def assign(self, probs: np.ndarray, threshold: float) -> np.ndarray:
         """Table (n, labels) of those above the threshold."""
-        return probs >= settings.threshold
+        return probs >= threshold
 
-    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+    def answer(
+        self, labels: Sequence[str], probs: np.ndarray, threshold: float, **about: Any
+    ) -> Classified:
         """Those above the threshold, the likeliest first."""
         order = np.argsort(-probs, kind="stable").tolist()
-        chosen = [i for i in order if probs[i] >= settings.threshold]
-        return Classified(labels, probs, chosen, True, **about)
+        return Classified(labels, probs, [i for i in order if probs[i] >= threshold], True, **about)
 
     def logprobs(self, logits: Tensor) -> Tensor:
         """Log-probabilities of a step for each label, which is given or not."""
         logits = logits.double()
         return torch.stack([-logits, logits], -1).log_softmax(-1)
 
-    def question(self, labels: Sequence[str], probs: Tensor, settings: Any) -> list[int]:
-        """Which labels are given."""
-        return (probs[:, 1] >= settings.threshold).long().tolist()
-
-    def named(self, labels: Sequence[str], chosen: Sequence[int]) -> dict[str, Any]:
+    def steps(
+        self, labels: Sequence[str], logprobs: Tensor, threshold: float, expected: Any = None
+    ) -> ChosenSteps:
         """Each label is a step."""
-        given = [label for label, yes in zip(labels, chosen, strict=True) if yes]
-        answer = ", ".join(given) or "no label"
-        return {"answer": answer, "names": ["no", "yes"], "places": labels}
+        given = (logprobs.exp()[:, 1] >= threshold).long().tolist()
+        chosen = list(given if expected is None else expected)
+        named = [label for label, yes in zip(labels, chosen, strict=True) if yes]
+        answer = ", ".join(named) or "no label"
+        return {"chosen": chosen, "answer": answer, "names": ["no", "yes"], "places": labels}
 
 
 class Number:
@@ -105,11 +115,13 @@ class Number:
 
     loss, several = LABEL_LOSSES["value"], False
 
-    def assign(self, probs: np.ndarray, settings: Any) -> np.ndarray:
+    def assign(self, probs: np.ndarray, threshold: float) -> np.ndarray:
         """Refuse: there is no label."""
         raise UsageError("this model gives a number to an input, and no label")
 
-    def answer(self, labels: Sequence[str], probs: np.ndarray, settings: Any, **about: Any) -> Any:
+    def answer(
+        self, labels: Sequence[str], probs: np.ndarray, threshold: float, **about: Any
+    ) -> Valued:
         """The number."""
         return Valued(float(probs[0]), **about)
 
@@ -117,7 +129,9 @@ class Number:
         """Refuse: a number has no probability."""
         raise UsageError("this model gives a number, which has no probability to be changed")
 
-    question = named = logprobs  # type: ignore[assignment]
+    def steps(self, labels: Sequence[str], logprobs: Tensor, *about: Any) -> ChosenSteps:
+        """Refuse, too."""
+        return {"chosen": self.logprobs(logprobs)}
 
 
 ONE_LABEL, SEVERAL_LABELS, NUMBER = OneLabel(), SeveralLabels(), Number()

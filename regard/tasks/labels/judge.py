@@ -1,11 +1,11 @@
 """One judge of labels, whatever has them: accuracy, F1, loss, scores by class, worst errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from typing_extensions import TypeVar
 
-from regard.data.parts import Dataset
 from regard.errors import UsageError
 from regard.metrics.correlation import value_scores
 from regard.metrics.evaluation import Evaluation, LabelEvaluation
@@ -20,48 +20,41 @@ from regard.metrics.labels import (
     top_k,
 )
 from regard.metrics.score import Comparison
-from regard.tasks.frame.settings import BootstrapSettings
-from regard.tasks.labels.decision import NUMBER
-from regard.tasks.parts import Judge, ScoredPredictions, System
+from regard.tasks.frame.answers import Valued
+from regard.tasks.labels.decision import NUMBER, threshold_of
+from regard.tasks.labels.settings import LabelEvalSettings
+from regard.tasks.parts import D, Judge, ScoredPredictions, System
 from regard.tasks.runner import Runner
 
+E = TypeVar("E", bound=LabelEvalSettings, default=LabelEvalSettings)
+Rows = list[dict[str, Any]]  # of a file of predictions
 _TOP = 5  # labels among which the right one should be, where there are more
 
 
-class ReadsTest(Protocol):
-    """Reads the part that a model is judged on."""
-
-    def __call__(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
-        """Data with that part."""
-        ...
-
-
-class LabelJudge(Judge[Dataset[Any]]):
+class LabelJudge(Judge[D, E, np.ndarray]):
     """Judges labels of examples by the probabilities that a model gives to all of them.
 
     Args:
-        read_test: reads the part that is judged, with the labels of a model.
         made_with: settings that a score depends on, by the model and the data.
         top: whether it is told how often the right label is among the likeliest five.
         made_of: models that are judged instead, if others are made of them for that.
     """
 
-    Settings = BootstrapSettings
+    Settings = LabelEvalSettings
     Result = LabelEvaluation
 
     def __init__(
         self,
-        read_test: ReadsTest,
         made_with: Callable[[Runner[Any], Any, Any], dict[str, Any]] = lambda *about: {},
         top: bool = True,
         made_of: Callable[..., list[tuple[Runner[Any], Any]]] = lambda *about: [],
     ):
-        self.read_test, self.made_with, self.top = read_test, made_with, top
+        self.made_with, self.top = made_with, top
         self.made_of = made_of
 
     def entrants(
-        self, runners: Sequence[Runner[Any]], settings: Any, given: Mapping[str, Any]
-    ) -> list[tuple[Runner[Any], Any]]:
+        self, runners: Sequence[Runner[Any]], settings: E, given: Mapping[str, Any]
+    ) -> list[tuple[Runner[Any], E]]:
         """Models of the same task and labels, or those that are made of them."""
         if made := self.made_of(runners, settings):
             return made
@@ -80,15 +73,25 @@ class LabelJudge(Judge[Dataset[Any]]):
                 )
         return entrants
 
-    def read(self, runner: Runner[Any], settings: Any) -> Dataset[Any]:
-        """The part that is judged."""
-        return self.read_test(runner, settings)
+    def read(self, runner: Runner[Any], settings: E) -> D:
+        """The part that is judged, in the format of a model, with labels that it knows."""
+        codec = runner.codec
+        return codec.modality.load(
+            settings.data,
+            settings.reading(),
+            codec.modality.format_for(codec.format, settings),
+            classes=None if codec.decision is NUMBER else codec.labels,
+            valid=getattr(settings, "valid", None),
+            test=settings.test,
+            need=(settings.part,),
+            trained=runner.trained,
+        )
 
     def predict(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
-        settings: Any,
+        data: D,
+        settings: E,
         like: Runner[Any] | None = None,
     ) -> np.ndarray:
         """Probability of each label for each example, in the order of another model's labels.
@@ -97,38 +100,38 @@ class LabelJudge(Judge[Dataset[Any]]):
         """
         if like is None:
             return runner.predictor.part_probabilities(data[settings.part], settings)
-        part = self.read_test(runner, settings)[settings.part]
+        part = self.read(runner, settings)[settings.part]
         labels = runner.codec.labels
         order = [labels.index(label) for label in like.codec.labels]
         return runner.predictor.part_probabilities(part, settings)[:, order]
 
     def results(
-        self, runner: Runner[Any], part: Any, probs: np.ndarray, settings: Any
+        self, runner: Runner[Any], part: Any, probs: np.ndarray, settings: E
     ) -> LabelResults:
         """Targets, predictions and probabilities, from which all scores follow."""
         codec = runner.codec
         return LabelResults(
             codec.labels,
-            codec.targets(part),
-            codec.decision.assign(probs, settings),
+            codec.modality.label_table(part, codec.labels),
+            codec.decision.assign(probs, threshold_of(settings)),
             probs,
             codec.decision.several,
-            groups=codec.judged(part).groups,
+            groups=codec.modality.judged(part, codec.labels).groups,
             unit=runner.task.unit,
         )
 
     def score(
         self,
         runner: Runner[Any],
-        data: Dataset[Any],
+        data: D,
         predictions: np.ndarray,
-        settings: Any,
+        settings: E,
         systems: Sequence[System] = (),
     ) -> ScoredPredictions:
         """Accuracy, F1 and loss, by class too, and the errors it was surest of."""
         part, codec, unit = data[settings.part], runner.codec, runner.task.unit
         made_with = self.made_with(runner, data, settings)
-        rows = codec.records(part, predictions, settings) if settings.outputs else []
+        rows = self.rows(runner, part, predictions, settings) if settings.outputs else []
         if codec.decision is NUMBER:
             right = np.array([example.number for example in part])
             scores = value_scores(predictions[:, 0].astype(float), right)
@@ -140,28 +143,47 @@ class LabelJudge(Judge[Dataset[Any]]):
                 f"run answers {refused:,} of these {len(part):,} {unit} by 'none of these'; "
                 "scores are of the likeliest label of all"
             )
-        data.notes.extend(codec.cut_notes(part, settings))
         scores = results.scores(settings.samples)
         if self.top and len(codec.labels) > _TOP:
             scores.insert(1, top_k(results.targets.argmax(1), predictions, _TOP, unit))
-        errors = results.errors(settings.errors, codec.judged(part).show)
+        show = codec.modality.judged(part, codec.labels).show
+        errors = results.errors(settings.errors, show)
         details = results.details(errors, baseline_scores(codec, part))
         return ScoredPredictions(scores, len(results.targets), details, made_with, rows=rows)
 
     def compare(
-        self, runner: Runner[Any], data: Dataset[Any], theirs: System, ours: Any, settings: Any
+        self, runner: Runner[Any], data: D, theirs: System, ours: Any, settings: E
     ) -> list[Comparison]:
         """Comparison by a paired bootstrap."""
         results = self.results(runner, data[settings.part], ours, settings)
-        assigned = runner.codec.decision.assign(theirs.predictions, settings)
+        threshold = threshold_of(settings)
+        assigned = runner.codec.decision.assign(theirs.predictions, threshold)
         return results.compare(assigned, settings.samples, theirs.predictions)
+
+    def rows(self, runner: Runner[Any], part: Any, probs: np.ndarray, settings: E) -> Rows:
+        """Each example with its label and what was predicted."""
+        codec, threshold, rows = runner.codec, threshold_of(settings), []
+        told = codec.modality.judged(part, codec.labels).fields
+        for i, row in enumerate(probs):
+            answer = codec.decision.answer(codec.labels, row, threshold)
+            if isinstance(answer, Valued):
+                rows.append({**told(i), "prediction": answer.value})
+            else:
+                said = {"prediction": str(answer), "probability": answer.probability}
+                rows.append({**told(i), **said})
+        return rows
 
 
 def baseline_scores(codec: Any, part: Any) -> dict[str, dict[str, float]]:
     """Scores of the commonest label and of a simple classifier."""
     if codec.baselines is None:
         return {}
-    return codec.baselines.scores(codec.baseline_vectors(part), codec.targets(part))
+    modality = codec.modality
+    vectors, targets = (
+        modality.vectors(part, codec.format),
+        modality.label_table(part, codec.labels),
+    )
+    return codec.baselines.scores(vectors, targets)
 
 
 def valid_scores(results: LabelResults, by_f1: bool) -> dict[str, float]:

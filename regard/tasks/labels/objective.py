@@ -1,200 +1,202 @@
 """How a classifier learns labels, whatever an input is."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
+from regard.data.labels import label_list
 from regard.data.parts import Dataset
+from regard.errors import UsageError
 from regard.metrics.baselines import Baselines
+from regard.metrics.outliers import Outliers
+from regard.modalities.base import LabelledBatch, Modality, NoneOfThese
 from regard.models import task_changes
+from regard.models.ensemble import alone, each_member
 from regard.models.folder import load_folder
+from regard.models.protocols import Model
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
+from regard.tasks.labels.classifier import LabelCodec
+from regard.tasks.labels.decision import threshold_of
 from regard.tasks.labels.judge import LabelJudge, baseline_scores, valid_scores
-from regard.tasks.parts import (
-    Batches,
-    Choice,
-    Learnt,
-    Lesson,
-    Objective,
-    Task,
-    build_model,
-    complete,
-    usual_shape,
+from regard.tasks.labels.settings import (
+    LabelTrainSettings,
+    NoneTrain,
+    saved_labels_and_baselines,
 )
+from regard.tasks.parts import Batches, D, Learnt, Lesson, Objective, build_model
 from regard.tasks.runner import Runner
-from regard.training.label_loss import class_weights, imbalance_notes
+from regard.training.label_loss import class_weights, imbalance_notes, soft_loss
+
+S = TypeVar("S", bound=LabelTrainSettings, default=LabelTrainSettings)
+C = TypeVar("C", bound=LabelCodec, default=MediaCodec)
+Loss = Callable[[Any, Tensor | None], Tensor]  # summed over a batch, by the weights of labels
 
 
-class LabelledInputs:
-    """What differs between kinds of inputs when labels are learnt.
-
-    The methods with a body have the usual answer.
-    """
-
-    task: str
-    unit: str = "texts"  # what an input is called in recipe.json
-    baseline: str  # the simplest model that learns, by its name in baselines.KINDS
-    head: str = "head."  # how the names of the head's weights begin
-    dynamic: bool = True  # whether batches differ in shape
-    note_uneven: bool = True  # whether labels that are much rarer than others are noted
-
-    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config of a family before the user's keys."""
-        return usual_shape(name, values, origin)
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settings that fit each other, or a refusal."""
-        return settings
-
-    def read(self, settings: Any, origin: Origin | None) -> Any:
-        """Parts to train and to validate on, with the names of their labels."""
-        raise NotImplementedError
-
-    def suit(
-        self, settings: Any, values: Mapping[str, Any], data: Any
-    ) -> tuple[Any, Choice | None]:
-        """Settings whose defaults follow the data where the user gave none."""
-        return settings, None
-
-    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> Any:
-        """What brings inputs to the model, and the labels; without baselines."""
-        raise NotImplementedError
-
-    def baseline_part(self, train: Any) -> Any:
-        """Examples that a baseline learns from."""
-        return train
-
-    def config(self, config: Any, codec: Any, origin: Origin | None) -> Any:
-        """Config of the model for such inputs."""
-        return config
-
-    def start(self, model: Any, data: Any, codec: Any, settings: Any, known: bool) -> None:
-        """Change the weights that a training begins with; `known`: it told these labels apart."""
-
-    def batches(self, data: Any, runner: Runner[Any], settings: Any) -> Batches:
-        """Batches of augmented inputs and targets."""
-        raise NotImplementedError
-
-    def count(self, runner: Runner[Any], batch: Any) -> tuple[int, int]:
-        """Units of a batch, which the loss counts, and its tokens."""
-        raise NotImplementedError
-
-    def loss(self, runner: Runner[Any], batch: Any, settings: Any, weights: Any) -> Tensor:
-        """Summed loss of the labels."""
-        raise NotImplementedError
-
-    def title(self, codec: Any, runner: Runner[Any]) -> str:
-        """What the model card says that the model is."""
-        one = runner.inputs.one
-        article = "an" if one[0] in "aeio" else "a"
-        return f"One of {len(codec.labels)} labels for {article} {one}"
-
-    def facts(self, data: Any, batches: Any, settings: Any) -> dict[str, Any]:
-        """What recipe.json says beside the number of labels."""
-        return {self.unit: len(data["train"])}
-
-
-class LabelObjective(Objective):
-    """Learns labels by cross-entropy.
+class LabelObjective(Objective[S, D, C]):
+    """Learns labels by cross-entropy; what inputs differ in, their modality knows.
 
     Args:
-        inputs: what differs between kinds of inputs.
+        task: name of the task.
+        modality: what an input is.
         settings: class of the settings of a training.
         sizes: what a size means for training.
         short: short keys for fields of the model's config.
         published_sizes: whether other sizes are published models, trained as a big one.
+        head: how the names of the head's weights begin.
     """
+
+    dynamic: bool = True  # whether batches differ in shape
 
     def __init__(
         self,
-        inputs: LabelledInputs,
-        settings: type,
+        task: str,
+        modality: Modality[Any, Any, D],
+        settings: type[S],
         sizes: Mapping[str, Mapping[str, Any]],
         short: Mapping[str, str | tuple[str, ...]],
         published_sizes: bool = False,
+        head: str = "head.",
     ):
-        self.inputs, self.Settings, self.published_sizes = inputs, settings, published_sizes
-        self.sizes, self.short, self.serves = sizes, short, inputs.task
+        self.task, self.serves, self.modality, self.head = task, task, modality, head
+        self.Settings, self.published_sizes = settings, published_sizes
+        self.sizes, self.short = sizes, short
 
-    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Settings that fit each other, or a refusal."""
-        name = task.family_of(values, origin)
-        settings = complete(task, values, name, self.inputs.shape(name, values, origin))
-        return self.inputs.check(settings, values, origin)
-
-    def read(self, settings: Any, origin: Origin | None) -> Dataset[Any]:
-        """Parts to train and to validate on."""
-        return self.inputs.read(settings, origin)
-
-    def suit(
-        self, settings: Any, values: Mapping[str, Any], data: Dataset[Any]
-    ) -> tuple[Any, Choice | None]:
-        """Settings whose defaults follow the data where the user gave none."""
-        return self.inputs.suit(settings, values, data)
-
-    def codec(self, data: Any, settings: Any, learnt: Learnt, origin: Origin | None) -> Any:
-        """What brings inputs to the model, the labels, and a simple classifier to compare with."""
-        codec = self.inputs.codec(data, settings, learnt, origin)
-        some = self.inputs.baseline_part(data["train"])
-        vectors, targets = codec.baseline_vectors(some), codec.targets(some)
-        return replace(codec, baselines=Baselines.fit(self.inputs.baseline, vectors, targets))
-
-    def model(
-        self, data: Dataset[Any], codec: Any, settings: Any, origin: Origin | None
-    ) -> tuple[str, nn.Module]:
-        """Model with a head for the labels; one that knew the same before keeps its head."""
-        name, task = settings.family, self.inputs.task
-        config = replace(settings.model, **task_changes(name, task), labels=len(codec.labels))
-        config = self.inputs.config(config, codec, origin)
-        known = origin is not None and origin.was(task, codec.labels)
-        fresh = "" if known else self.inputs.head
-        model = build_model(name, config, settings, origin, fresh=fresh)
-        self.inputs.start(model, data, codec, settings, known)
-        return name, model
-
-    def lesson(self, runner: Runner[Any], data: Dataset[Any], settings: Any) -> Lesson:
-        """Batches of inputs with targets, and the loss of their labels."""
-        inputs, codec, predictor = self.inputs, runner.codec, runner.predictor
-        judge: LabelJudge = runner.task.judge  # type: ignore[assignment]
-        batches = inputs.batches(data, runner, settings)
-        targets = codec.targets(data["train"])
-        often = targets.sum(0)
-        if inputs.note_uneven:
-            data.notes.extend(imbalance_notes(often, codec.labels, settings.class_weights))
-        several = codec.decision.several
-        weights = class_weights(settings.class_weights, often, len(targets), several)
-        weights = None if weights is None else weights.to(settings.device)
-
-        def validate(share: float) -> dict[str, float]:
-            valid, plain = data["valid"], predictor.plain
-            if several:
-                plain = replace(plain, threshold=settings.threshold)
-            probs = predictor.part_probabilities(valid, plain)
-            results = judge.results(runner, valid, probs, plain)
-            return valid_scores(results, weights is not None)
-
-        def finish(folder: Path) -> None:
-            if getattr(settings, "none", 0.0):
-                published = runner.task.load(folder, *load_folder(folder))
-                published.predictor.note_none(folder, data, settings.none, settings.foreign)
-
-        return Lesson(
-            batches=batches,
-            count=lambda batch: inputs.count(runner, batch),
-            loss=lambda batch: inputs.loss(runner, batch, settings, weights),
-            validate=validate,
-            title=inputs.title(codec, runner),
-            facts={"labels": len(codec.labels), **inputs.facts(data, batches, settings)},
-            baselines=lambda: baseline_scores(codec, data["valid"]),
-            finish=finish,
-            dynamic=inputs.dynamic,
+    def read(self, settings: S, origin: Origin | None) -> D:
+        """Inputs with labels to train and to validate on."""
+        data = self.modality.load(
+            str(settings.data),
+            settings.reading(),
+            settings.format(origin),
+            valid=settings.valid,
+            test=settings.test,
         )
+        numbers = np.asarray(data["train"].labels).tolist()
+        label_list([(data.classes[i],) for i in numbers], str(settings.data))
+        return data
+
+    def codec(self, data: D, settings: S, learnt: Learnt, origin: Origin | None) -> C:
+        """Labels of the data, the format of its inputs, and a simple classifier to compare with."""
+        format = self.modality.settle(data, settings.format(origin))
+        codec: Any = MediaCodec(self.modality, format, data.classes, more=settings.facts())
+        return with_baselines(codec, data["train"])
+
+    def model(self, data: D, codec: C, settings: S, origin: Origin | None) -> tuple[str, nn.Module]:
+        """Model with a head for the labels; one that knew the same before keeps its head."""
+        config = replace(
+            settings.model, **task_changes(settings.family, self.task), labels=len(codec.labels)
+        )
+        config = self.modality.shape(config, codec.format, new=origin is None)
+        fresh = "" if origin is not None and origin.was(self.task, codec.labels) else self.head
+        return settings.family, build_model(settings.family, config, settings, origin, fresh=fresh)
+
+    def lesson(self, runner: Runner[Any], data: D, settings: S) -> Lesson:
+        """Batches of augmented inputs, and the cross-entropy of their targets."""
+        codec, train = runner.codec, data["train"]
+
+        def loss(batch: LabelledBatch, weights: Tensor | None) -> Tensor:
+            logits = each_member(runner.model, lambda one: alone(one, *batch.arguments))
+            return soft_loss(logits, batch.targets, weights) / len(logits)
+
+        batches = self.modality.batches(train, codec.format, settings, len(codec.labels))
+        facts = {self.modality.many: len(train)}
+        return label_lesson(runner, data, settings, batches, loss, facts, dynamic=self.dynamic)
 
 
-def spread(part: Any, most: int = 2000) -> Any:
-    """Some examples, spread over a part."""
-    return part.pick(np.linspace(0, len(part) - 1, min(len(part), most)).astype(np.int64))
+def with_baselines(codec: C, train: Any) -> C:
+    """A codec with a simple classifier that has learnt from the training part."""
+    modality, most = codec.modality, codec.modality.baseline_rows
+    if most is not None:
+        train = train.pick(np.linspace(0, len(train) - 1, min(len(train), most)).astype(np.int64))
+    targets = modality.label_table(train, codec.labels)
+    fitted = Baselines.fit(modality.baseline, modality.vectors(train, codec.format), targets)
+    own: Any = codec
+    return replace(own, baselines=fitted)
+
+
+def label_lesson(
+    runner: Runner[Any],
+    data: Dataset[Any],
+    settings: LabelTrainSettings,
+    batches: Batches,
+    loss: Loss,
+    facts: Mapping[str, Any],
+    *,
+    note_uneven: bool = True,
+    dynamic: bool = True,
+) -> Lesson:
+    """The lesson by which a model learns labels.
+
+    Args:
+        runner: the task with its model.
+        data: parts to train and to validate on.
+        settings: those of the training.
+        batches: batches, which have targets.
+        loss: summed loss of a batch.
+        facts: what recipe.json says beside the number of labels.
+        note_uneven: whether labels that are much rarer than others are noted.
+        dynamic: whether batches differ in shape.
+    """
+    codec, predictor, modality = runner.codec, runner.predictor, runner.codec.modality
+    judge: LabelJudge = runner.task.judge  # type: ignore[assignment]
+    targets, several = modality.label_table(data["train"], codec.labels), codec.decision.several
+    often = targets.sum(0)
+    if note_uneven:
+        data.notes.extend(imbalance_notes(often, codec.labels, settings.class_weights))
+    weights = class_weights(settings.class_weights, often, len(targets), several)
+    weights = None if weights is None else weights.to(settings.device)
+
+    def validate(share: float) -> dict[str, float]:
+        valid, plain = data["valid"], predictor.plain
+        if several:
+            plain = replace(plain, threshold=threshold_of(settings))
+        probs = predictor.part_probabilities(valid, plain)
+        return valid_scores(judge.results(runner, valid, probs, plain), weights is not None)
+
+    def finish(folder: Path) -> None:
+        if isinstance(settings, NoneTrain) and settings.none:
+            published = runner.task.load(folder, *load_folder(folder))
+            published.predictor.note_none(folder, data, settings.none, settings.foreign)
+
+    one, how = runner.inputs.one, "Several" if several else "One"
+    article = "an" if one[0] in "aeio" else "a"
+    return Lesson(
+        batches=batches,
+        count=lambda batch: (len(batch.targets), tokens_of(runner, batch)),
+        loss=lambda batch: loss(batch, weights),
+        validate=validate,
+        title=f"{how} of {len(codec.labels)} labels for {article} {one}",
+        facts={"labels": len(codec.labels), **facts},
+        baselines=lambda: baseline_scores(codec, data["valid"]),
+        finish=finish,
+        dynamic=dynamic,
+    )
+
+
+def tokens_of(runner: Runner[Any], batch: Any) -> int:
+    """Number of tokens of a batch: what lengths count, or the places of a grid."""
+    if batch.lengths is not None:
+        return int(batch.lengths.sum())
+    height, width = runner.model.grid(tuple(batch.inputs.shape[2:]))
+    return len(batch.inputs) * height * width
+
+
+def load_label_codec(
+    modality: Modality[Any], folder: Path, model: Model, config: Mapping[str, Any]
+) -> MediaCodec:
+    """Labels and format of inputs that a folder names."""
+    if not getattr(model.config, "labels", 0):
+        raise UsageError(
+            f"{folder / 'config.json'}: a model without a head, which labels no {modality.many}; "
+            "train one with: regard train classify init=..."
+        )
+    labels, baselines = saved_labels_and_baselines(folder, model, config)
+    known = isinstance(modality, NoneOfThese)
+    outliers = Outliers.load(folder, config, len(labels)) if known else None
+    format = modality.saved_format(folder, model, config)
+    return MediaCodec(modality, format, labels, baselines, outliers=outliers)

@@ -9,15 +9,31 @@ from regard.data.labels import saved_labels
 from regard.metrics.baselines import Baselines
 from regard.models.protocols import Model
 from regard.settings import setting
+from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
 from regard.training.label_loss import CLASS_WEIGHTS
 
 
 @dataclass(frozen=True)
-class OneLabelTrain:
-    """What a training by labels can be told."""
+class LabelTrainSettings(TrainSettings):
+    """What a training by labels can be told; what says where inputs are is put before it."""
 
+    family: str = setting("", "model family", group="model")
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     class_weights: str = setting("none", "class weights in the loss", choices=CLASS_WEIGHTS)
+    model: Any = None  # config of the family
+
+    def reading(self) -> Any:
+        """How the inputs lie in files: the options of their modality's reader."""
+        raise NotImplementedError
+
+    def format(self, origin: Origin | None) -> Any:
+        """What is known of the format of inputs before they are seen."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """What config.json says of how the data were read."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -39,10 +55,14 @@ class OneLabelRun:
 
 
 @dataclass(frozen=True)
-class OneLabelEval:
-    """How labels are judged."""
+class LabelEvalSettings(BootstrapSettings):
+    """How labels are judged; what says where inputs are is put before it."""
 
-    errors: int = setting(10, "errors to show", min=0, max=100_000)
+    errors: int = setting(10, "errors to show", min=0, max=100_000, group="scores")
+
+    def reading(self) -> Any:
+        """How the inputs lie in files: the options of their modality's reader."""
+        raise NotImplementedError
 
 
 def saved_labels_and_baselines(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.sound_augment import change_speed
+from regard.data.sound_batches import pad_sounds
 from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc import FusionModel
 from regard.decode.speech.decoder import Recognised, SpeechDecoder, Utterance
@@ -20,19 +21,17 @@ from regard.decode.speech.whisper import WhisperDecoder
 from regard.errors import UsageError
 from regard.metrics.score import Comparison
 from regard.metrics.speech import compare_transcripts, transcript_scores
+from regard.modalities.sound import SOUND
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Unread
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.question import Question
 from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, V
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
-    SoundCodec,
     SoundSource,
-    format_of,
-    pad_sounds,
     read_sounds,
-    sound_options,
 )
 from regard.tasks.sound.transcribing import (
     Hearing,
@@ -52,7 +51,7 @@ H = TypeVar("H", bound=Hearing)
 _PART = 256  # sounds of a part that are in memory at once
 
 
-def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCodec:
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> MediaCodec:
     """Format of sounds and tokenizer of a folder."""
     if not getattr(model.config, "vocab", 0) or not hasattr(model, "encode"):
         raise UsageError(f"{folder / 'config.json'}: a model that writes no transcripts")
@@ -62,7 +61,7 @@ def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> SoundCo
             f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only "
             f"{model.config.vocab}"
         )
-    return SoundCodec(format_of(folder, model, config), tokenizer=tokenizer)
+    return MediaCodec(SOUND, SOUND.saved_format(folder, model, config), tokenizer=tokenizer)
 
 
 class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, SoundSource]):
@@ -70,7 +69,7 @@ class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, S
 
     Settings, Look = TranscribeRun, TranscribeLook
 
-    def __init__(self, model: Any, codec: SoundCodec, config: Mapping[str, Any]):
+    def __init__(self, model: Any, codec: MediaCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         assert codec.tokenizer is not None
         self.tokenizer, self.format, hop = codec.tokenizer, codec.format, codec.format.hop
@@ -282,10 +281,10 @@ class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, S
 
         chosen = [*prompt[1:], *best, self.tokenizer.eos]
         places = self.tokenizer.pieces(reads[0].tolist())
-        tokens = self.codec.moments(model, len(spectrogram))
+        tokens = SOUND.moments(model, len(spectrogram), self.format)
         if model.config.ctc:  # the sum over all alignments; a step is a frame
             chosen = logprobs(1)[0].argmax(-1).tolist()
-            places = list(tokens["tokens"])
+            places = list(tokens.tokens)
         return Question(
             answer=self.tokenizer.decode(best).strip(),
             logprobs=logprobs,
@@ -295,7 +294,7 @@ class Recogniser(Predictor[Transcript | Unread, TranscribeRun, TranscribeLook, S
             expected=best,
             first=len(prompt) - 1,
             score=ctc if model.config.ctc else None,
-            **tokens,
+            **tokens._asdict(),
         )
 
     def explain(self, given: SoundSource, settings: TranscribeLook) -> Picture:
@@ -355,7 +354,7 @@ class TranscriptJudge(Judge[SoundData, TranscribeEval, Sequence[Transcript]]):
 
     def read(self, runner: Runner[Any], settings: TranscribeEval) -> SoundData:
         """The part that is judged."""
-        return read_sounds(runner, settings, sound_options(settings, "text"))
+        return read_sounds(runner, settings)
 
     def predict(
         self,

@@ -9,25 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.sound_batches import SoundBatches, pad_sounds
 from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc_align import required_frames
 from regard.errors import UsageError
 from regard.metrics.speech import transcript_errors
 from regard.modalities.sound import SOUND
 from regard.models import task_changes
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
 from regard.tasks.parts import Learnt, Lesson, Objective, Task, build_model
 from regard.tasks.runner import Runner
 from regard.tasks.sound.codec import (
     SOUND_SHORT_KEYS,
-    SoundBatches,
-    SoundCodec,
     check_sound,
-    pad_sounds,
-    parts_by_name,
     read_training,
-    sound_options,
-    with_statistics,
 )
 from regard.tasks.sound.recogniser import Recogniser, TranscriptJudge, load_codec
 from regard.tasks.sound.transcribing import (
@@ -55,7 +51,7 @@ class Usable(NamedTuple):
     note: str | None
 
 
-class SpeechObjective(Objective[TranscribeTrain, SoundData, SoundCodec]):
+class SpeechObjective(Objective[TranscribeTrain, SoundData, MediaCodec]):
     """Learns transcripts by CTC, by a decoder, or by both."""
 
     Settings, short = TranscribeTrain, SOUND_SHORT_KEYS
@@ -99,19 +95,19 @@ class SpeechObjective(Objective[TranscribeTrain, SoundData, SoundCodec]):
 
     def read(self, settings: TranscribeTrain, origin: Origin | None) -> SoundData:
         """Sounds and their transcripts."""
-        return read_training(settings, sound_options(settings, "text"))
+        return read_training(settings)
 
     def codec(
         self, data: SoundData, settings: TranscribeTrain, learnt: Learnt, origin: Origin | None
-    ) -> SoundCodec:
+    ) -> MediaCodec:
         """Format of the sounds, and the tokenizer of their transcripts."""
         texts = [tidy(text) for text in data["train"].texts]
         tokenizer = learnt(lambda: learn_tokenizer(texts, settings))
-        format = with_statistics(settings.sound, data["train"])
-        return SoundCodec(format, tokenizer=tokenizer, more=parts_by_name(settings))
+        format = SOUND.settle(data, settings.sound)
+        return MediaCodec(SOUND, format, tokenizer=tokenizer, more=settings.facts())
 
     def model(
-        self, data: SoundData, codec: SoundCodec, settings: TranscribeTrain, origin: Origin | None
+        self, data: SoundData, codec: MediaCodec, settings: TranscribeTrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """Model with the heads that the settings choose."""
         assert codec.tokenizer is not None

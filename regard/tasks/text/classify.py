@@ -9,51 +9,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.attention.watch import watch
 from regard.data.label_clusters import FILE, cluster_labels, load_clusters, save_clusters
-from regard.data.labelled import FINENESS, Example, ExampleFormat, ExampleReader
+from regard.data.labelled import FINENESS, ExampleFormat
 from regard.data.labels import check_single_labels, label_table
-from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
+from regard.data.rows import TextBatch, TokenRow
 from regard.data.split import SPLITS
-from regard.decode.batching import in_batches
-from regard.errors import UsageError, log
+from regard.errors import UsageError
 from regard.layers.heads import ClassificationHead
 from regard.metrics.baselines import bigram_gain
 from regard.modalities import modality_of
-from regard.modalities.text import TEXT
+from regard.modalities.text import TEXT, LabelData, LabelSource
 from regard.models import serving
 from regard.models.ensemble import members_of
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import text_keys
-from regard.tasks.labels.classifier import JudgedUnits, classifier
+from regard.tasks.labels.classifier import Classifier, classifier
 from regard.tasks.labels.decision import NUMBER, ONE_LABEL, SEVERAL_LABELS, SeveralLabels
 from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
-from regard.tasks.parts import Choice, Task
+from regard.tasks.labels.objective import label_lesson
+from regard.tasks.parts import Choice, Learnt, Lesson, Task
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.tasks.text.labelling import (
-    ENCODER_SIZES,
     LABEL_SHORT_KEYS,
+    ENCODER_SIZES,
     LabelBatch,
-    LabelData,
     LabelEval,
-    LabelledText,
     LabelTextCodec,
     LabelTrain,
+    TextLabels,
     load_text_codec,
     made_with,
-    read_labelled,
+    text_batches,
+    text_loss,
 )
 from regard.training.label_loss import clustered
-from regard.viewer.picture import Picture
-
-_WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
 
 
 @dataclass(frozen=True)
@@ -65,6 +59,12 @@ class ExampleSettings:
     columns: str | None = setting(None, "columns of a table: text and label, such as 2,1")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
     separator: str | None = setting(None, "separator of several labels in a column")
+
+    def reading(self) -> LabelSource:
+        """How texts and labels lie in files."""
+        of: Any = self  # a training or an evaluation
+        how = (of.labels or "coarse", self.separator, of.encoding, of.skip_bad, self.header)
+        return LabelSource(ExampleFormat(self.columns, *how), getattr(of, "valid_by", "text"))
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class ClassifyTrain(ExampleSettings, LabelTrain):
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
     embeddings: str = setting("random", "initial embeddings", choices=EMBEDDINGS)
     few: bool = setting(True, "choose another model where texts are few; false: as size= says")
+
+    def facts(self) -> dict[str, Any]:
+        """How labels were read, which evaluations go by."""
+        return {"read_labels": self.labels, "read_separator": self.separator}
 
 
 @dataclass(frozen=True)
@@ -122,125 +126,40 @@ def ranking(model: Any, settings: Any) -> Iterator[None]:
             head.beam = before
 
 
-@dataclass(frozen=True)
-class ClassifyCodec(LabelTextCodec):
-    """How texts with labels are brought to an encoder."""
+class TextClassifier(Classifier):
+    """Gives a text the most probable of its labels, by as many of their clusters as are asked."""
 
-    modality = TEXT
-
-    def check(self, settings: Any, model: Any) -> None:
-        """Refuse more tokens or clusters than there are."""
-        super().check(settings, model)
-        clusters, beam = clusters_of(model.config), getattr(settings, "cluster_beam", None)
+    def check(self, settings: Any) -> Any:
+        """Refuse more tokens, labels or clusters than there are."""
+        clusters, beam = clusters_of(self.model.config), getattr(settings, "cluster_beam", None)
         if beam and beam > clusters:
             raise UsageError(
                 f"cluster_beam={beam} is more than the {clusters} clusters of the model"
             )
+        return super().check(settings)
 
-    def read(self, given: str, settings: Any) -> TokenRow:
-        """A text as a row of tokens."""
-        return self.encoder.texts([given], self.longest(settings))[0]
-
-    def groups(self, inputs: Sequence[str], settings: Any) -> Iterator[Any]:
-        """All texts as rows of tokens, after a line of how many were cut."""
-        rows = self.encoder.texts(inputs, self.longest(settings)) if inputs else []
-        if truncated := sum(row.truncated for row in rows):
-            longest = self.longest(settings)
-            log(f"{truncated} of {len(inputs)} texts were cut at {longest} pieces")
-        yield rows, [[]] * len(rows)
-
-    def raws(self, part: Sequence[Example], settings: Any) -> list[TokenRow]:
-        """Texts of a part as rows of tokens."""
-        return self.encoder.texts([example.text for example in part], self.longest(settings))
-
-    def logits(self, model: Any, raws: Sequence[TokenRow], settings: Any) -> Tensor:
+    def logits(self, raws: Sequence[TokenRow], settings: Any) -> Tensor:
         """Logits (n, labels) of texts."""
-        device = next(model.parameters()).device
-        with ranking(model, settings):
-            return model(**collate(raws, self.tokenizer.pad, device).inputs)
-
-    @torch.inference_mode()
-    def probabilities(self, model: Any, raws: Sequence[TokenRow], settings: Any) -> np.ndarray:
-        """Probability of each label (n, labels)."""
-
-        def forward(some: list[TokenRow]) -> list[np.ndarray]:
-            logits = self.logits(model, some, settings).float()
-            return list(self.decision.loss.probs(logits).cpu().numpy())
-
-        limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
-        probs = in_batches(raws, [len(row.ids) for row in raws], forward, **limits)
-        return np.stack(probs) if probs else np.zeros((0, len(self.labels)), np.float32)
-
-    def about(self, raw: TokenRow) -> dict[str, Any]:
-        """Whether a text was cut."""
-        return {"cut": raw.truncated}
-
-    def tokens(self, model: Any, raw: TokenRow) -> dict[str, Any]:
-        """Tokens of a text, and which of them the answer is read from."""
-        spelled = self.encoder.spelled(raw)
-        whole = getattr(model.config, "pool", "mean") in _WHOLE_POOLS
-        reads = None if whole else [0]
-        return {"tokens": spelled, "keys": text_keys(len(spelled)), "reads": reads}
-
-    def picture(self, model: Any, given: str, settings: Any, describe: Any) -> Picture:
-        """What each layer attended to while a text was labelled."""
-        from regard.viewer.text import text_views
-
-        row = self.read(given, settings)
-        with watch(model) as maps:
-            described = describe([row])
-        views = text_views(maps, self.encoder.spelled(row))
-        return Picture(title=given, views=views, source=given, **described)
-
-    def judged(self, part: Sequence[Example]) -> JudgedUnits:
-        """Where each text is, and the text."""
-        return JudgedUnits(lambda i: (part[i].where, part[i].excerpt(0)))
-
-    def cut_notes(self, part: Sequence[Example], settings: Any) -> list[str]:
-        """How many texts were cut."""
-        cut = sum(row.truncated for row in self.raws(part, settings))
-        return [f"{cut:,} texts were cut at {self.longest(settings)} pieces"] if cut else []
-
-    def records(
-        self, part: Sequence[Example], probs: np.ndarray, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Prediction for each text beside its label."""
-        rows = []
-        for example, row in zip(part, probs, strict=True):
-            answer = self.decision.answer(self.labels, row, settings)
-            record = {"text": example.text, "label": ",".join(example.labels)}
-            if self.decision is NUMBER:
-                rows.append({**record, "prediction": answer.value})
-            else:
-                said = {"prediction": str(answer), "probability": answer.probability}
-                rows.append({**record, **said})
-        return rows
+        with ranking(self.model, settings):
+            return super().logits(raws, settings)
 
 
-def reader(settings: Any) -> ExampleReader:
-    """What reads texts and labels."""
-    return ExampleReader(
-        ExampleFormat(
-            settings.columns,
-            settings.labels or "coarse",
-            settings.separator,
-            settings.encoding,
-            settings.skip_bad,
-            settings.header,
-        )
-    )
+class TextLabelJudge(LabelJudge[LabelData, ClassifyEval]):
+    """Judges labels of texts, one each unless the model gives several."""
+
+    def read(self, runner: Runner[Any], settings: ClassifyEval) -> LabelData:
+        """The part that is judged, and a note if texts of it are cut."""
+        data = super().read(runner, settings)
+        part = data[settings.part]
+        if runner.codec.decision is ONE_LABEL:
+            check_single_labels(part)
+        format = runner.predictor.format_for(settings)
+        if cut := sum(row.truncated for row in TEXT.raws(part, format)):
+            data.notes.append(f"{cut:,} texts were cut at {format.longest} pieces")
+        return data
 
 
-def read_test(runner: Runner[Any], settings: Any) -> LabelData:
-    """The part that a model is judged on."""
-    decision = runner.codec.decision
-    data = read_labelled(reader(settings), runner, settings, known=decision is not NUMBER)
-    if decision is ONE_LABEL:
-        check_single_labels(data[settings.part])
-    return data
-
-
-def judged_with(runner: Runner[Any], data: LabelData, settings: Any) -> dict[str, Any]:
+def judged_with(runner: Runner[Any], data: LabelData, settings: ClassifyEval) -> dict[str, Any]:
     """Settings that a score depends on."""
     made, codec = made_with(runner, data, settings), runner.codec
     if codec.decision is NUMBER:
@@ -252,9 +171,9 @@ def judged_with(runner: Runner[Any], data: LabelData, settings: Any) -> dict[str
     return made
 
 
-def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> ClassifyCodec:
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LabelTextCodec:
     """Tokenizer, features, labels, clusters and baselines of a folder."""
-    codec = load_text_codec("classify", "texts", folder, model, config)
+    codec = load_text_codec("classify", TEXT, folder, model, config)
     if not isinstance(config.get("several", False), bool):
         raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
     count, clusters = clusters_of(model.config), []
@@ -265,35 +184,23 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> ClassifyCo
                 f"{folder / FILE}: its clusters are not those of 'labels' and 'clusters' in "
                 "config.json; restore both as they were published"
             )
-    return _INPUTS.codec_of(replace(codec, clusters=clusters), config)
+    return deciding(replace(codec, clusters=clusters), config.get("several") is True)
 
 
-class LabelledTexts(LabelledText):
-    """Texts, of which labels are learnt."""
+def deciding(codec: LabelTextCodec, several: bool) -> LabelTextCodec:
+    """A codec that decides for several labels, for one, or for a number if there is none."""
+    one = NUMBER if len(codec.labels) == 1 else ONE_LABEL
+    return replace(codec, decision=SEVERAL_LABELS if several else one)
 
-    task, baseline = "classify", "naive Bayes"
 
-    def reader(self, settings: Any) -> ExampleReader:
-        """What reads texts and labels."""
-        return reader(settings)
+class ClassifyObjective(TextLabels[ClassifyTrain]):
+    """Learns one label of a text, or several."""
 
-    def codec_of(self, codec: LabelTextCodec, config: Mapping[str, Any]) -> ClassifyCodec:
-        """The codec, which decides for one label, several, or a number."""
-        one = NUMBER if len(codec.labels) == 1 else ONE_LABEL
-        decision = SEVERAL_LABELS if config.get("several") is True else one
-        return ClassifyCodec(**{**vars(codec), "decision": decision})
-
-    def label_facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
-        """How labels were read, which evaluations go by."""
-        return {
-            "several": data.multilabel,
-            "read_labels": settings.labels,
-            "read_separator": settings.separator,
-        }
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(
+        self, task: Task, values: Mapping[str, Any], origin: Origin | None
+    ) -> ClassifyTrain:
         """Refuse embeddings that are not for this model, and a beam of more than all clusters."""
-        settings = super().check(settings, values, origin)
+        settings = super().resolve(task, values, origin)
         beam, clusters = values.get("cluster_beam"), clusters_of(settings.model)
         if beam and settings.model.cluster_beam > clusters:
             raise UsageError(
@@ -307,9 +214,9 @@ class LabelledTexts(LabelledText):
             )
         return settings
 
-    def read(self, settings: Any, origin: Origin | None) -> LabelData:
+    def read(self, settings: ClassifyTrain, origin: Origin | None) -> LabelData:
         """Texts and labels, one each unless they come with several."""
-        data = self.read_parts(settings, by=settings.valid_by)
+        data = super().read(settings, origin)
         if not data.multilabel:
             if clusters := clusters_of(settings.model):
                 raise UsageError(
@@ -320,8 +227,8 @@ class LabelledTexts(LabelledText):
         return data
 
     def suit(
-        self, settings: Any, values: Mapping[str, Any], data: LabelData
-    ) -> tuple[Any, Choice | None]:
+        self, settings: ClassifyTrain, values: Mapping[str, Any], data: LabelData
+    ) -> tuple[ClassifyTrain, Choice | None]:
         """Settings that suit few texts where the user gave none, unless few=false."""
         if data.multilabel or not settings.few:
             return settings, None
@@ -338,8 +245,8 @@ class LabelledTexts(LabelledText):
         return CLASSIFY.resolve({**values, **few}), choice
 
     def codec(
-        self, data: LabelData, settings: Any, learnt: Any, origin: Origin | None
-    ) -> ClassifyCodec:
+        self, data: LabelData, settings: ClassifyTrain, learnt: Learnt, origin: Origin | None
+    ) -> LabelTextCodec:
         """Put the labels into clusters, if there are to be any, and learn what others learn."""
         count, clusters = clusters_of(settings.model), []
         if count:
@@ -350,17 +257,21 @@ class LabelledTexts(LabelledText):
                 init=False,
             )
             data = replace(data, classes=list(chain.from_iterable(clusters)))
-        codec = replace(super().codec(data, settings, learnt, origin), clusters=clusters)
+        codec = super().codec(data, settings, learnt, origin)
+        config = {**codec.config, "several": data.multilabel}
+        codec = deciding(replace(codec, clusters=clusters, config=config), data.multilabel)
         if not count:
             return codec
         loss = clustered(len(codec.labels), count, settings.model.cluster_beam)
         return replace(codec, decision=SeveralLabels(loss))
 
-    def start(self, model: Any, data: Any, codec: Any, settings: Any, known: bool) -> None:
+    def model(
+        self, data: LabelData, codec: LabelTextCodec, settings: ClassifyTrain, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
         """Begin outputs at the log odds of several labels, and embeddings as naive Bayes."""
-        train = data["train"]
-        targets = codec.targets(train)
-        if data.multilabel and not known:
+        name, model = super().model(data, codec, settings, origin)
+        train, targets = data["train"], TEXT.label_table(data["train"], codec.labels)
+        if data.multilabel and not (origin is not None and origin.was(self.task, codec.labels)):
             heads = [part for part in model.modules() if isinstance(part, ClassificationHead)]
             for head in heads:  # else each label begins with half a chance, which costs many steps
                 head.start_at(torch.from_numpy(targets).to(head.out.bias.device))
@@ -368,20 +279,22 @@ class LabelledTexts(LabelledText):
             rows = codec.encoder.texts([e.text for e in train], settings.max_length)
             begin = EMBEDDINGS[settings.embeddings]
             begin(model, (row.ids for row in rows), targets, settings.seed)
+        return name, model
 
-    def batches(self, data: LabelData, runner: Runner[Any], settings: Any) -> TextBatches:
+    def lesson(self, runner: Runner[Any], data: LabelData, settings: ClassifyTrain) -> Lesson:
         """Batches of texts and the numbers of their labels, or a table of several."""
         codec, longest, device = runner.codec, settings.max_length, settings.device
         texts = [example.text for example in data["train"]]
         rows = codec.encoder.texts(texts, longest)
         if not all(len(row.ids) <= longest for row in rows):
             raise UsageError(f"max_length={longest} leaves no room for a text; raise it")
-        if truncated := sum(row.truncated for row in rows):
+        truncated = sum(row.truncated for row in rows)
+        if truncated:
             data.notes.append(
                 f"{truncated:,} of {len(rows):,} texts are longer than max_length={longest} "
                 "pieces and were cut"
             )
-        table = codec.targets(data["train"])
+        table = TEXT.label_table(data["train"], codec.labels)
         targets = table.astype(np.float32) if codec.decision.several else table.argmax(1)
 
         def make(picked: np.ndarray, rows: list[TokenRow], texts: TextBatch) -> LabelBatch:
@@ -390,21 +303,13 @@ class LabelledTexts(LabelledText):
         def again(i: int, key: int) -> TokenRow:
             return codec.encoder.texts([texts[i]], longest, [key])[0]
 
-        return self.text_batches(rows, codec.encoder, make, again, settings)
+        def logits(model: Any, batch: LabelBatch) -> Tensor:
+            head = model.head.all_logits if codec.clusters else model.head
+            return head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
 
-    def logits(self, codec: ClassifyCodec, model: Any, batch: LabelBatch) -> Tensor:
-        """Logits (b, labels) of texts by one model of the ensemble."""
-        head = model.head.all_logits if codec.clusters else model.head
-        return head(model.hidden(**batch.texts.inputs), batch.texts.lengths)
-
-    def title(self, codec: ClassifyCodec, runner: Runner[Any]) -> str:
-        """What the model card says that the model is."""
-        how = "Several" if codec.decision.several else "One"
-        return f"{how} of {len(codec.labels)} labels for a text"
-
-    def facts(self, data: LabelData, batches: TextBatches, settings: Any) -> dict[str, Any]:
-        """How many texts were truncated."""
-        return {"cut": sum(row.truncated for row in batches.rows)}
+        batches = text_batches(rows, codec.encoder, make, again, settings)
+        loss = text_loss(runner, settings, logits)
+        return label_lesson(runner, data, settings, batches, loss, {"cut": truncated})
 
 
 def other_modality(values: Mapping[str, Any]) -> str | None:
@@ -413,23 +318,19 @@ def other_modality(values: Mapping[str, Any]) -> str | None:
     return None if inputs is None else inputs.tasks["label"]
 
 
-_INPUTS = LabelledTexts()
 CLASSIFY = Task(
     name="classify",
     holds="texts and labels",
     inputs=TEXT,
-    predictor=classifier(ClassifyRun()),
-    judge=LabelJudge(read_test, judged_with, top=False),
+    predictor=classifier(ClassifyRun(), kind=TextClassifier),
+    judge=TextLabelJudge(judged_with, top=False),
     load_codec=load_codec,
-    objective=LabelObjective(
-        _INPUTS,
+    objective=ClassifyObjective(
+        "classify",
+        TEXT,
         ClassifyTrain,
         sizes=ENCODER_SIZES,
-        short={
-            **LABEL_SHORT_KEYS,
-            "clusters": "model.clusters",
-            "cluster_beam": "model.cluster_beam",
-        },
+        short={**LABEL_SHORT_KEYS, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"},
     ),
     target="label",
     unit="texts",

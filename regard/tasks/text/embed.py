@@ -20,12 +20,13 @@ from regard.errors import UsageError, log, lookup
 from regard.layers.heads import Max, Mean
 from regard.metrics.correlation import correlation_scores
 from regard.modalities.text import TEXT
+from regard.modalities.tokens import text_keys
 from regard.models import family, serving
 from regard.models.protocols import Model
 from regard.settings import fill, setting
 from regard.tasks.frame.answers import Embedded
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import Question, text_keys
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import EvalSettings, TrainSettings
 from regard.tasks.parts import (
     Answer,

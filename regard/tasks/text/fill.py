@@ -19,10 +19,11 @@ from regard.decode.batching import in_batches
 from regard.errors import UsageError
 from regard.metrics.score import Score
 from regard.modalities.text import TEXT
+from regard.modalities.tokens import text_keys
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import Filled
-from regard.tasks.frame.question import Question, text_keys
+from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import RunSettings
 from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, Task, V
 from regard.tasks.runner import Runner

@@ -29,9 +29,10 @@ from regard.decode.generate import (
 )
 from regard.errors import UsageError, lookup
 from regard.modalities.text import TEXT
+from regard.modalities.tokens import text_keys
 from regard.settings import setting
 from regard.tasks.frame.answers import Written
-from regard.tasks.frame.question import Question, text_keys
+from regard.tasks.frame.question import Question
 from regard.tasks.parts import OnText, Predictor, V
 from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, span_loss
 from regard.viewer.picture import Picture

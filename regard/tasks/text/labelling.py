@@ -1,20 +1,19 @@
 """What labelling texts and labelling words share: settings, what lies beside weights, batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.positions import has_table
 from regard.data.characters import Characters
 from regard.data.features import WORD_FEATURES, WordFeatures, feature_functions, split_words
-from regard.data.labelled import Example, Labelled, Sentence, load_labelled
-from regard.data.labels import label_list, label_table, with_known_labels
+from regard.data.labelled import Sentence
 from regard.data.lines import ENCODINGS
 from regard.data.rows import RowEncoder, TextBatch, TextBatches, TokenRow
 from regard.data.seeds import mix
@@ -22,20 +21,24 @@ from regard.data.tokenize import train_tokenizer, with_characters
 from regard.data.tokenizer import Tokenizer
 from regard.errors import UsageError
 from regard.metrics.outliers import Outliers
+from regard.modalities.text import TEXT, WORDS, LabelData, Text, TextFormat
 from regard.models import family, task_changes
 from regard.models.ensemble import members_of
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
 from regard.tasks.labels.decision import ONE_LABEL, Decision
-from regard.tasks.labels.objective import LabelledInputs
-from regard.tasks.labels.settings import saved_labels_and_baselines
-from regard.tasks.parts import usual_shape
+from regard.tasks.labels.objective import LabelObjective, with_baselines
+from regard.tasks.labels.settings import (
+    LabelEvalSettings,
+    LabelTrainSettings,
+    saved_labels_and_baselines,
+)
+from regard.tasks.parts import Learnt, Task, complete, usual_shape
 from regard.tasks.runner import Runner
-from regard.tasks.text.codec import TextCodec, check_max_length, load_encoder
-from regard.training.label_loss import CLASS_WEIGHTS, label_loss
+from regard.tasks.text.codec import TextCodec, load_encoder
+from regard.training.label_loss import label_loss
 
 BertConfig, _ = family("bert")
 
@@ -75,7 +78,7 @@ class LabelFormat:
 
 
 @dataclass(frozen=True)
-class LabelTrain(LabelFormat, TrainSettings):
+class LabelTrain(LabelFormat, LabelTrainSettings):
     """What a training can be told that learns labels of texts or of words."""
 
     schedule: str = "cosine"
@@ -99,17 +102,16 @@ class LabelTrain(LabelFormat, TrainSettings):
     batch_tokens: int = setting(1024, "tokens per batch", min=1, group="optimiser")
     batch_rows: int | None = setting(None, "maximum texts per batch", min=1, group="optimiser")
     max_length: int = setting(256, "maximum tokens per text or window", min=8, max=100_000)
-    label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
-    class_weights: str = setting("none", "class weights in the loss", choices=CLASS_WEIGHTS)
     model: BertConfig = field(default_factory=BertConfig)  # type: ignore[valid-type]
 
 
-@dataclass(frozen=True)
-class LabelEval(LabelFormat, BootstrapSettings):
-    """What an evaluation of labels can be told."""
+L = TypeVar("L", bound=LabelTrain)
 
-    errors: int = setting(10, "errors to show", min=0, max=100_000, group="scores")
+
+@dataclass(frozen=True)
+class LabelEval(LabelFormat, LabelEvalSettings):
+    """What an evaluation of labels of texts or words can be told."""
 
 
 def learn_tokenizer(texts: Sequence[str], settings: LabelTrain) -> Tokenizer:
@@ -138,106 +140,74 @@ class LabelBatch(NamedTuple):
     targets: Tensor
     words: Any = None
 
-
-@dataclass
-class LabelData(Labelled):
-    """Examples or sentences by part, and their labels."""
-
-    multilabel: bool = False
-    left_out: int = 0  # rows with labels that the model does not know
+    @property
+    def lengths(self) -> Tensor:
+        """Number of tokens of each text."""
+        return self.texts.lengths
 
 
 @dataclass(frozen=True)
 class LabelTextCodec(TextCodec):
-    """How texts or words with labels are brought to an encoder; a LabelCodec but for its rows."""
+    """How texts or words with labels are brought to an encoder, its labels and their clusters."""
 
+    modality: Text = TEXT
     decision: Decision = ONE_LABEL
     max_length: int = 0  # tokens of a text or window, unless a run says
+    places: int = 10**9  # tokens that the model has positions for
+    join: str = "first"  # of a tagger: the vector of a word, of those of its tokens
 
-    outliers: ClassVar[Outliers | None] = None
+    outliers: Outliers | None = None  # what is given no label: of texts nothing is
 
-    def check(self, settings: Any, model: Any) -> None:
-        """Refuse more tokens than the model has positions for."""
-        check_max_length(settings, model)
-
-    def longest(self, settings: Any) -> int:
-        """Tokens that are read of a text or window."""
-        return settings.max_length or self.max_length
-
-    def targets(self, part: Sequence[Example | Sentence]) -> np.ndarray:
-        """Table (n, labels) of the labels of texts or words."""
-        return label_table(part, self.labels)
-
-    def baseline_vectors(self, part: Sequence[Example | Sentence]) -> list[str]:
-        """Texts or words."""
-        return [unit for item in part for unit, _ in item.units]
-
-    def in_parts(self, part: Any, size: int) -> Iterator[Any]:
-        """All of a part at once, which is batched by length."""
-        yield part
-
-
-def read_labelled(reader: Any, runner: Runner[Any], settings: Any, known: bool = True) -> LabelData:
-    """The part that a model is judged on, with labels that are known to it."""
-    part = settings.part
-    data = load_labelled(
-        settings.data, reader, test=settings.test, need=(part,), trained=runner.trained
-    )
-    items = data[part]
-    if known:
-        why, skip = "is none of the model's", settings.skip_bad
-        items = with_known_labels(items, runner.codec.labels, why, data.notes, skip_bad=skip)
-    left_out = len(data[part]) - len(items)
-    return LabelData({part: items}, left_out=left_out, notes=data.notes)
+    @property
+    def format(self) -> TextFormat:
+        """How texts are read."""
+        return TextFormat(self.encoder, self.max_length, self.places)
 
 
 def made_with(runner: Runner[Any], data: LabelData, settings: Any) -> dict[str, Any]:
     """Length of texts, and how many were left out."""
-    return {"max_length": runner.codec.longest(settings), "left_out": data.left_out}
+    format = runner.predictor.format_for(settings)
+    return {"max_length": format.longest, "left_out": data.left_out}
 
 
 def load_text_codec(
-    task: str, unit: str, folder: Path, model: Model, config: dict[str, Any]
+    task: str, modality: Text, folder: Path, model: Model, config: dict[str, Any]
 ) -> LabelTextCodec:
     """Tokenizer, features, labels and baselines of a folder."""
     changes = task_changes(config["family"], task)
     if any(getattr(model.config, key) != value for key, value in changes.items()):
+        unit = "words" if modality is WORDS else "texts"
         raise UsageError(
             f"{folder / 'config.json'}: a head of {model.config.head!r:.40}, which labels no "
             f"{unit}; train one with: regard train {task} init=..."
         )
     labels, baselines = saved_labels_and_baselines(folder, model, config)
-    longest = config.get("max_length") or model.config.max_length
-    encoder = load_encoder(folder, model, config)
-    return LabelTextCodec(encoder, labels, baselines, max_length=longest)
+    places = model.config.max_length
+    return LabelTextCodec(
+        load_encoder(folder, model, config),
+        labels,
+        baselines,
+        modality=modality,
+        max_length=config.get("max_length") or places,
+        places=places,
+    )
 
 
-class LabelledText(LabelledInputs):
-    """Texts or words, of which labels are learnt by an encoder with a head."""
+class TextLabels(LabelObjective[L, LabelData, LabelTextCodec]):
+    """Learns labels of texts or words by an encoder with a head."""
 
-    def reader(self, settings: Any) -> Any:
-        """What reads a file of examples."""
-        raise NotImplementedError
+    modality: Text
 
-    def logits(self, codec: Any, model: Any, batch: LabelBatch) -> Tensor:
-        """Logits (n, labels) of a batch by a model, or by one of an ensemble."""
-        raise NotImplementedError
-
-    def label_facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
-        """What config.json says of how labels were read."""
-        raise NotImplementedError
-
-    def shape(self, name: str, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Config with the head of the task.
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> L:
+        """Settings of a model with the head of the task, and with enough positions.
 
         A new model has the parts that learn best; one that is like a published model, or starts
         from a trained one, has the parts of that.
         """
+        name = task.family_of(values, origin)
         shape = replace(usual_shape(name, values, origin), **task_changes(name, self.task))
-        return shape if values.get("like") or origin else with_known(shape, _NEW)
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
-        """Refuse settings that do not fit each other, and let there be enough positions."""
+        shape = shape if values.get("like") or origin else with_known(shape, _NEW)
+        settings: L = complete(task, values, name, shape)
         feature_functions(settings.features)
         if settings.tokenizer == _WORDS and settings.features == "none":
             raise UsageError(
@@ -261,23 +231,14 @@ class LabelledText(LabelledInputs):
             settings = replace(settings, max_length=model.max_length)
         return replace(settings, model=model)
 
-    def read_parts(self, settings: Any, by: str = "text") -> LabelData:
-        """Parts to train and to validate on, and their labels."""
-        reader = self.reader(settings)
-        files = {"valid": settings.valid, "test": settings.test}
-        data = load_labelled(settings.data, reader, **files, by=by)
-        labels = label_list([item[1] for item in data["train"]], settings.data)
-        data.parts["valid"] = with_known_labels(
-            data["valid"],
-            labels,
-            "does not occur in train",
-            data.notes,
-            skip_bad=settings.skip_bad,
-        )
-        about = {"notes": data.notes, "split": data.split, "classes": labels}
-        return LabelData(data.parts, reader.several, **about)
+    def read(self, settings: L, origin: Origin | None) -> LabelData:
+        """Examples to train and to validate on, and their labels."""
+        parts: dict[str, Any] = {"valid": settings.valid, "test": settings.test}
+        return self.modality.load(str(settings.data), settings.reading(), **parts)
 
-    def codec(self, data: LabelData, settings: Any, learnt: Any, origin: Origin | None) -> Any:
+    def codec(
+        self, data: LabelData, settings: L, learnt: Learnt, origin: Origin | None
+    ) -> LabelTextCodec:
         """Learn the tokenizer and the features."""
         train = data["train"]
         texts = [item.source for item in train]
@@ -293,74 +254,64 @@ class LabelledText(LabelledInputs):
         dropout = settings.bpe_dropout
         sampler = tokenizer.sampler(dropout, settings.seed) if dropout else None
         config = {"max_length": settings.max_length, "features": settings.features}
-        return self.codec_of(
-            LabelTextCodec(
-                RowEncoder(tokenizer, features, sampler),
-                data.classes,
-                config={**config, **self.label_facts(data, settings)},
-                max_length=settings.max_length,
-            ),
-            self.label_facts(data, settings),
+        codec = LabelTextCodec(
+            RowEncoder(tokenizer, features, sampler),
+            data.classes,
+            config={**config, **settings.facts()},
+            modality=self.modality,
+            max_length=settings.max_length,
+            places=settings.model.max_length,
         )
+        return with_baselines(codec, train)
 
-    def codec_of(self, codec: LabelTextCodec, config: Mapping[str, Any]) -> Any:
-        """The codec of the task, by what config.json says."""
-        raise NotImplementedError
-
-    def config(self, config: Any, codec: LabelTextCodec, origin: Origin | None) -> Any:
-        """Config of the model for this vocabulary."""
+    def model(
+        self, data: LabelData, codec: LabelTextCodec, settings: L, origin: Origin | None
+    ) -> tuple[str, nn.Module]:
+        """Model for this vocabulary."""
         vocab, features = codec.tokenizer.vocab, codec.encoder.features
-        config = replace(config, vocab=max(vocab, config.vocab) if origin else vocab)
-        return config if features is None else replace(config, types=features.size)
+        vocab = max(vocab, settings.model.vocab) if origin else vocab
+        types = {} if features is None else {"types": features.size}
+        settings = replace(settings, model=replace(settings.model, vocab=vocab, **types))
+        return super().model(data, codec, settings, origin)
 
-    def text_batches(
-        self,
-        rows: Sequence[TokenRow],
-        encoder: RowEncoder,
-        make: Callable[[np.ndarray, list[TokenRow], TextBatch], LabelBatch],
-        again: Callable[[int, int], TokenRow],
-        settings: Any,
-    ) -> TextBatches:
-        """Batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
 
-        def redrawn(i: int, n: int) -> TokenRow:
-            return again(i, mix(settings.seed, n, i))
+def text_batches(
+    rows: Sequence[TokenRow],
+    encoder: RowEncoder,
+    make: Callable[[np.ndarray, list[TokenRow], TextBatch], LabelBatch],
+    again: Callable[[int, int], TokenRow],
+    settings: LabelTrain,
+) -> TextBatches:
+    """Batches of rows; for BPE dropout, `again` encodes row i anew by a key."""
 
-        return TextBatches(
-            rows,
-            encoder,
-            make,
-            tokens=settings.batch_tokens,
-            seed=settings.seed,
-            max_rows=settings.batch_rows,
-            word_dropout=settings.word_dropout,
-            feature_dropout=settings.feature_dropout,
-            again=redrawn if encoder.sampler is not None else None,
-            device=settings.device,
-        )
+    def redrawn(i: int, n: int) -> TokenRow:
+        return again(i, mix(settings.seed, n, i))
 
-    def count(self, runner: Runner[Any], batch: LabelBatch) -> tuple[int, int]:
-        """Texts or words, which the loss counts, and the tokens."""
-        return len(batch.targets), batch.texts.tokens
+    return TextBatches(
+        rows,
+        encoder,
+        make,
+        tokens=settings.batch_tokens,
+        seed=settings.seed,
+        max_rows=settings.batch_rows,
+        word_dropout=settings.word_dropout,
+        feature_dropout=settings.feature_dropout,
+        again=redrawn if encoder.sampler is not None else None,
+        device=settings.device,
+    )
 
-    def loss(
-        self, runner: Runner[Any], batch: LabelBatch, settings: Any, weights: Tensor | None
-    ) -> Tensor:
-        """Summed loss of the labels, the mean over an ensemble."""
-        codec = runner.codec
+
+def text_loss(
+    runner: Runner[Any], settings: LabelTrain, logits: Callable[[Any, LabelBatch], Tensor]
+) -> Callable[[LabelBatch, Tensor | None], Tensor]:
+    """Summed loss of labels by the logits of each model of an ensemble, the mean over it."""
+    kind, how = runner.codec.decision.loss, (settings.label_smoothing, settings.r_drop)
+
+    def loss(batch: LabelBatch, weights: Tensor | None) -> Tensor:
         losses = [
-            label_loss(
-                codec.decision.loss,
-                partial(self.logits, codec, model, batch),
-                batch.targets,
-                settings.label_smoothing,
-                settings.r_drop,
-                weights,
-            )
+            label_loss(kind, partial(logits, model, batch), batch.targets, *how, weights)
             for model in members_of(runner.model)
         ]
         return torch.stack(losses).mean()
 
-    def facts(self, data: LabelData, batches: TextBatches, settings: Any) -> dict[str, Any]:
-        """Nothing further."""
-        return {}
+    return loss

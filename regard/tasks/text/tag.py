@@ -1,7 +1,8 @@
 """Tagging: one label for each word of a text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +12,35 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.data.features import split_words
-from regard.data.labelled import Sentence, SentenceFormat, SentenceReader
-from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
+from regard.data.labelled import Sentence, SentenceFormat
+from regard.data.rows import TextBatch, TokenRow, collate
 from regard.data.word_windows import WordPlaces, WordWindow, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
-from regard.modalities.text import WORDS
+from regard.modalities.text import WORDS, LabelData, LabelSource, TextFormat
+from regard.modalities.tokens import text_keys
 from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.question import Question, text_keys
-from regard.tasks.labels.classifier import JudgedUnits
+from regard.tasks.frame.question import Question
 from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective
-from regard.tasks.parts import Predictor, Task
+from regard.tasks.labels.objective import label_lesson
+from regard.tasks.parts import Learnt, Lesson, Predictor, Task
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.labelling import (
-    ENCODER_SIZES,
     LABEL_SHORT_KEYS,
+    ENCODER_SIZES,
     LabelBatch,
-    LabelData,
     LabelEval,
-    LabelledText,
     LabelTextCodec,
     LabelTrain,
+    TextLabels,
     load_text_codec,
     made_with,
-    read_labelled,
+    text_batches,
+    text_loss,
 )
 from regard.viewer.picture import Picture
 
@@ -53,12 +54,21 @@ class SentenceSettings:
     column: str | None = setting(None, "column of the tags: upos, xpos, deprel, or a number")
     columns: str | None = setting(None, "columns of a table: the lists of words and of tags")
 
+    def reading(self) -> LabelSource:
+        """How words and tags lie in files."""
+        of: Any = self  # a training or an evaluation
+        return LabelSource(SentenceFormat(self.column, of.encoding, of.skip_bad, self.columns))
+
 
 @dataclass(frozen=True)
 class TagTrain(SentenceSettings, LabelTrain):
     """What a training of a tagger can be told."""
 
     join: str = setting("first", "vector of a word, of those of its tokens", choices=lambda: JOINS)
+
+    def facts(self) -> dict[str, Any]:
+        """How words are represented, and where the tags stood."""
+        return {"join": self.join, "column": self.column}
 
 
 @dataclass(frozen=True)
@@ -95,55 +105,21 @@ def _mean(x: Tensor, places: WordPlaces) -> Tensor:
 JOINS: dict[str, Callable[[Tensor, WordPlaces], Tensor]] = {"first": _first, "mean": _mean}
 
 
-@dataclass(frozen=True)
-class TagCodec(LabelTextCodec):
-    """How sentences of words are brought to an encoder, window by window."""
+def windows_of(
+    codec: LabelTextCodec, sentences: Sequence[Sequence[str]], longest: int
+) -> list[WordWindow]:
+    """Overlapping windows of sentences."""
+    return [
+        window
+        for n, words in enumerate(sentences)
+        for window in sentence_windows(codec.encoder, words, longest, n)
+    ]
 
-    modality = WORDS
-    join: str = "first"
 
-    def windows(self, sentences: Sequence[Sequence[str]], longest: int) -> list[WordWindow]:
-        """Overlapping windows of sentences."""
-        return [
-            window
-            for n, words in enumerate(sentences)
-            for window in sentence_windows(self.encoder, words, longest, n)
-        ]
-
-    def logits(self, model: Any, windows: Sequence[WordWindow], settings: Any = None) -> Tensor:
-        """Logits (words, labels) of the words of windows."""
-        device = next(model.parameters()).device
-        texts = collate([window.row for window in windows], self.tokenizer.pad, device)
-        places = word_places(windows, texts.ids.shape[1], device)
-        return self.word_logits(model, LabelBatch(texts, places.starts, places))
-
-    def word_logits(self, model: Any, batch: LabelBatch) -> Tensor:
-        """Logits (words, labels) of the words of a batch."""
-        hidden = model.hidden(**batch.texts.inputs)
-        return model.head(JOINS[self.join](hidden.flatten(0, 1), batch.words))
-
-    def judged(self, part: Sequence[Sentence]) -> JudgedUnits:
-        """Where each word is; the words of a sentence are resampled together."""
-        units = [(item, n) for item in part for n in range(len(item.units))]
-        groups = np.repeat(np.arange(len(part)), [len(item.units) for item in part])
-        return JudgedUnits(lambda i: (units[i][0].where, units[i][0].excerpt(units[i][1])), groups)
-
-    def cut_notes(self, part: Sequence[Sentence], settings: Any) -> list[str]:
-        """None: long sentences are read in windows."""
-        return []
-
-    def records(
-        self, part: Sequence[Sentence], probs: np.ndarray, settings: Any
-    ) -> list[dict[str, Any]]:
-        """Predicted tags of each sentence beside the right ones."""
-        tags = iter(self.labels[i] for i in probs.argmax(1).tolist())
-        rows = []
-        for words, right, _ in part:
-            predicted = [next(tags) for _ in words]
-            row = {"words": list(words), "tags": list(right), "prediction": predicted}
-            text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))
-            rows.append(row if settings.outputs.endswith(".jsonl") else {"prediction": text})
-        return rows
+def word_logits(codec: LabelTextCodec, model: Any, batch: LabelBatch) -> Tensor:
+    """Logits (words, labels) of the words of a batch."""
+    hidden = model.hidden(**batch.texts.inputs)
+    return model.head(JOINS[codec.join](hidden.flatten(0, 1), batch.words))
 
 
 class Tagger(Predictor[Tagged]):
@@ -151,14 +127,18 @@ class Tagger(Predictor[Tagged]):
 
     Settings = TagRun
 
-    def __init__(self, model: nn.Module, codec: TagCodec, config: Mapping[str, Any]):
+    def __init__(self, model: nn.Module, codec: LabelTextCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         self.labels, self.plain, self.defaults = codec.labels, TagRun(), {}
 
     def check(self, settings: Any) -> Any:
         """Refuse more tokens than the model has positions for."""
-        self.codec.check(settings, self.model)
+        self.format_for(settings)
         return settings
+
+    def format_for(self, settings: Any) -> TextFormat:
+        """Format for windows of as many tokens as are asked for."""
+        return WORDS.format_for(self.codec.format, settings)
 
     def part_probabilities(self, part: Sequence[Sentence], settings: Any) -> np.ndarray:
         """Probability of each tag of all words of a part."""
@@ -169,7 +149,7 @@ class Tagger(Predictor[Tagged]):
         self, sentences: Sequence[Sequence[str]], settings: Any
     ) -> list[np.ndarray]:
         """Probability of each tag of each word of sentences, (words, tags)."""
-        windows = self.codec.windows(sentences, self.codec.longest(settings))
+        windows = windows_of(self.codec, sentences, self.format_for(settings).longest)
         lengths = [len(window.row.ids) for window in windows]
         limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
         probs = in_batches(windows, lengths, self._forward, **limits)
@@ -179,10 +159,17 @@ class Tagger(Predictor[Tagged]):
         nothing = np.zeros((0, len(self.labels)), dtype=np.float32)
         return [np.concatenate(some) if some else nothing for some in answers]
 
+    def _logits(self, windows: Sequence[WordWindow]) -> Tensor:
+        """Logits (words, labels) of the words of windows."""
+        rows, pad = [window.row for window in windows], self.codec.tokenizer.pad
+        texts = collate(rows, pad, self.device)
+        places = word_places(windows, texts.ids.shape[1], self.device)
+        return word_logits(self.codec, self.model, LabelBatch(texts, places.starts, places))
+
     @torch.inference_mode()
     def _forward(self, windows: list[WordWindow]) -> list[np.ndarray]:
         """Probability of each tag of the words of each window."""
-        logits = self.codec.logits(self.model, windows).float()
+        logits = self._logits(windows).float()
         sizes = [window.span.tag_to - window.span.tag_from for window in windows]
         return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
 
@@ -206,7 +193,7 @@ class Tagger(Predictor[Tagged]):
         words = self._words(given, settings)
         if not words:
             raise UsageError("there is nothing to look at in an empty text")
-        return words, self.codec.windows([words], self.codec.longest(settings))
+        return words, windows_of(self.codec, [words], self.format_for(settings).longest)
 
     def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
         """The first window of a text with its tags and their log-probability."""
@@ -215,7 +202,7 @@ class Tagger(Predictor[Tagged]):
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            logits = self.codec.logits(self.model, [window] * copies)
+            logits = self._logits([window] * copies)
             return logits.double().log_softmax(-1).view(copies, count, -1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
@@ -255,57 +242,56 @@ class Tagger(Predictor[Tagged]):
         )
 
 
-def reader(settings: Any) -> SentenceReader:
-    """What reads words and tags."""
-    s = settings
-    return SentenceReader(SentenceFormat(s.column, s.encoding, s.skip_bad, s.columns))
-
-
-def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> TagCodec:
+def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LabelTextCodec:
     """Tokenizer, features, tags and baselines of a folder."""
-    codec = load_text_codec("tag", "words", folder, model, config)
+    codec = load_text_codec("tag", WORDS, folder, model, config)
     join = config.get("join", "first")
     if not isinstance(join, str) or join not in JOINS:
         raise UsageError(
             f"{folder / 'config.json'}: 'join' is {join!r:.40}; choose from {', '.join(JOINS)}"
         )
-    return _INPUTS.codec_of(codec, config)
+    return replace(codec, join=join)
 
 
-class LabelledWords(LabelledText):
-    """Words of sentences, of which tags are learnt."""
+class TagJudge(LabelJudge[LabelData, TagEval]):
+    """Judges tags, of which the words of a sentence are resampled together."""
 
-    task, baseline, note_uneven = "tag", "the commonest tag of each word", False
+    def rows(
+        self, runner: Runner[Any], part: Sequence[Sentence], probs: np.ndarray, settings: TagEval
+    ) -> list[dict[str, Any]]:
+        """Predicted tags of each sentence beside the right ones."""
+        tags = iter(runner.codec.labels[i] for i in probs.argmax(1).tolist())
+        whole, rows = str(settings.outputs).endswith(".jsonl"), []
+        for words, right, _ in part:
+            predicted = [next(tags) for _ in words]
+            row = {"words": list(words), "tags": list(right), "prediction": predicted}
+            text = " ".join(f"{word}/{tag}" for word, tag in zip(words, predicted, strict=True))
+            rows.append(row if whole else {"prediction": text})
+        return rows
 
-    def reader(self, settings: Any) -> SentenceReader:
-        """What reads words and tags."""
-        return reader(settings)
 
-    def codec_of(self, codec: LabelTextCodec, config: Mapping[str, Any]) -> TagCodec:
-        """The codec, which joins the tokens of a word as config.json says."""
-        return TagCodec(**vars(codec), join=config.get("join", "first"))
+class TagObjective(TextLabels[TagTrain]):
+    """Learns a tag of each word."""
 
-    def label_facts(self, data: LabelData, settings: Any) -> dict[str, Any]:
-        """How words are represented, and where the tags stood."""
-        return {"join": settings.join, "column": settings.column}
-
-    def check(self, settings: Any, values: Mapping[str, Any], origin: Origin | None) -> Any:
+    def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> TagTrain:
         """Refuse an ensemble."""
-        settings = super().check(settings, values, origin)
+        settings = super().resolve(task, values, origin)
         members = getattr(settings.model, "members", 1)
         if members > 1:
             raise UsageError(f"members={members} label whole texts; leave it out here")
         return settings
 
-    def read(self, settings: Any, origin: Origin | None) -> LabelData:
-        """Sentences of words and tags."""
-        return self.read_parts(settings)
+    def codec(
+        self, data: LabelData, settings: TagTrain, learnt: Learnt, origin: Origin | None
+    ) -> LabelTextCodec:
+        """The usual codec, which joins the tokens of a word as it is told."""
+        return replace(super().codec(data, settings, learnt, origin), join=settings.join)
 
-    def batches(self, data: LabelData, runner: Runner[Any], settings: Any) -> TextBatches:
+    def lesson(self, runner: Runner[Any], data: LabelData, settings: TagTrain) -> Lesson:
         """Batches of windows of sentences, and the numbers of their tags."""
         train, longest, device = data["train"], settings.max_length, settings.device
         codec = runner.codec
-        windows = codec.windows([sentence.words for sentence in train], longest)
+        windows = windows_of(codec, [sentence.words for sentence in train], longest)
         numbers = {label: n for n, label in enumerate(codec.labels)}
         targets = [
             np.array([numbers[tag] for tag in train[n].tags[span.tag_from : span.tag_to]])
@@ -330,30 +316,20 @@ class LabelledWords(LabelledText):
             return codec.encoder.words(train[n].words[span.first : span.last], longest, key)
 
         rows = [window.row for window in windows]
-        return self.text_batches(rows, codec.encoder, make, again, settings)
-
-    def logits(self, codec: TagCodec, model: Any, batch: LabelBatch) -> Tensor:
-        """Logits (words, labels) of the words of a batch."""
-        return codec.word_logits(model, batch)
-
-    def title(self, codec: TagCodec, runner: Runner[Any]) -> str:
-        """What the model card says that the model is."""
-        return f"One of {len(codec.labels)} tags for each word"
+        batches = text_batches(rows, codec.encoder, make, again, settings)
+        loss = text_loss(runner, settings, partial(word_logits, codec))
+        lesson = label_lesson(runner, data, settings, batches, loss, {}, note_uneven=False)
+        return replace(lesson, title=f"One of {len(codec.labels)} tags for each word")
 
 
-_INPUTS = LabelledWords()
 TAG = Task(
     name="tag",
     holds="words and tags",
     inputs=WORDS,
     predictor=Tagger,
-    judge=LabelJudge(
-        lambda runner, settings: read_labelled(reader(settings), runner, settings),
-        lambda *about: {"column": about[-1].column, **made_with(*about)},
-        top=False,
-    ),
+    judge=TagJudge(lambda *about: {"column": about[-1].column, **made_with(*about)}, top=False),
     load_codec=load_codec,
-    objective=LabelObjective(_INPUTS, TagTrain, sizes=ENCODER_SIZES, short=LABEL_SHORT_KEYS),
+    objective=TagObjective("tag", WORDS, TagTrain, sizes=ENCODER_SIZES, short=LABEL_SHORT_KEYS),
     target="tags",
     unit="words",
     judged=TagEval,

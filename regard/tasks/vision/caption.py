@@ -17,6 +17,7 @@ from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores
 from regard.modalities.image import IMAGE
 from regard.models import family, preset, task_changes
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.tune import let_learn
 from regard.tasks.parts import Learnt, Lesson, Objective, Task, complete, size_of, usual_shape
@@ -34,11 +35,9 @@ from regard.tasks.vision.captioning import (
 )
 from regard.tasks.vision.photos import (
     IMAGE_SHORT_KEYS,
-    ImageCodec,
     captioned,
     training_images,
     use_share,
-    with_statistics,
 )
 
 CaptionerConfig, Captioner = family(CAPTIONER)
@@ -48,7 +47,7 @@ _GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
 _NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
-class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
+class CaptionObjective(Objective[TrainCaption, CaptionData, MediaCodec]):
     """Learns captions of images by cross-entropy."""
 
     Settings = TrainCaption
@@ -111,14 +110,13 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
 
     def read(self, settings: TrainCaption, origin: Origin | None) -> CaptionData:
         """Images and captions."""
-        published = settings.size not in self.sizes
-        data = training_images(settings, origin, published, labelled=False)
+        data = training_images(settings, origin, labelled=False)
         use_share(data, settings.share)
         return captioned(data, settings)
 
     def codec(
         self, data: CaptionData, settings: TrainCaption, learnt: Learnt, origin: Origin | None
-    ) -> ImageCodec:
+    ) -> MediaCodec:
         """The format of the images, and the tokenizer of their captions."""
         texts = [tidy(text, settings.lowercase) for some in data.captions["train"] for text in some]
         tokenizer = learnt(
@@ -126,10 +124,10 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, ImageCodec]):
             init=origin is not None and origin.family == CAPTIONER,
         )
         more = {"lowercase": settings.lowercase}
-        return ImageCodec(with_statistics(data), tokenizer=tokenizer, more=more)
+        return MediaCodec(IMAGE, IMAGE.settle(data, None), tokenizer=tokenizer, more=more)
 
     def model(
-        self, data: CaptionData, codec: ImageCodec, settings: TrainCaption, origin: Origin | None
+        self, data: CaptionData, codec: MediaCodec, settings: TrainCaption, origin: Origin | None
     ) -> Any:
         """Encoder and decoder; what is in init keeps its weights."""
         whole = origin is not None and origin.family == CAPTIONER

@@ -21,9 +21,11 @@ from regard.errors import UsageError
 from regard.layers.layout import full_layout
 from regard.metrics.captions import caption_scores, compare_captions
 from regard.modalities.base import One
+from regard.modalities.image import IMAGE, photo_of, stacked
 from regard.models.protocols import Model
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import fill
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.question import Question
 from regard.tasks.labels.classifier import answer_groups
 from regard.tasks.parts import Judge, Predictor, ScoredPredictions, System, V
@@ -38,7 +40,7 @@ from regard.tasks.vision.captioning import (
     loss_scores,
     tidy,
 )
-from regard.tasks.vision.photos import ImageCodec, format_of, photo_of, read_images, stacked
+from regard.tasks.vision.photos import read_images
 from regard.viewer.picture import Picture
 
 
@@ -48,7 +50,7 @@ class CaptionWriter(Predictor[Caption, RunCaption, LookCaption]):
     Settings = RunCaption
     Look = LookCaption
 
-    def __init__(self, model: nn.Module, codec: ImageCodec, config: Mapping[str, Any]):
+    def __init__(self, model: nn.Module, codec: MediaCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         assert codec.tokenizer is not None
         self.tokenizer = codec.tokenizer
@@ -78,7 +80,7 @@ class CaptionWriter(Predictor[Caption, RunCaption, LookCaption]):
         def answer(raws: list[np.ndarray], lines: list[int]) -> list[Caption]:
             return self.answer_pixels(stacked(raws), settings, lines)
 
-        return answer_groups(self.codec, inputs, settings, answer, first)
+        return answer_groups(self.codec.groups(inputs, settings), IMAGE, answer, first)
 
     def answer_pixels(
         self, pixels: Tensor, settings: RunCaption, lines: Sequence[int]
@@ -174,7 +176,7 @@ class CaptionWriter(Predictor[Caption, RunCaption, LookCaption]):
             names=self.tokenizer.pieces,
             places=self.tokenizer.pieces(reads[0].tolist()),
             expected=best,
-            **self.codec.tokens(self.model, images, read),
+            **IMAGE.tokens(self.model, images, self.codec.format, read)._asdict(),
         )
 
     def describe(self, pixels: Tensor, settings: LookCaption) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class CaptionJudge(Judge[CaptionData, EvalCaption, list[str]]):
         return compare_captions(ours, theirs.predictions, data.captions[settings.part], settings)
 
 
-def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> MediaCodec:
     """Read the format of images and the tokenizer."""
     if not hasattr(model.config, "sight"):
         raise UsageError(f"{folder / 'config.json'}: a model of another family; expected captioner")
@@ -284,4 +286,4 @@ def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCo
         raise UsageError(
             f"{folder}: the tokenizer has {tokenizer.vocab} pieces, the model only {vocab}"
         )
-    return ImageCodec(format_of(folder, model, config), tokenizer=tokenizer)
+    return MediaCodec(IMAGE, IMAGE.saved_format(folder, model, config), tokenizer=tokenizer)

@@ -17,7 +17,7 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
 from regard.metrics.score import Score
 from regard.modalities.base import One
-from regard.modalities.image import IMAGE
+from regard.modalities.image import IMAGE, stacked
 from regard.models import pretrainer, task_changes
 from regard.models.folder import load_rest, save_parts
 from regard.models.protocols import Model
@@ -25,6 +25,7 @@ from regard.pretrained.folder import is_foreign
 from regard.pretrained.mae_decoder import import_decoder
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.tasks.frame.answers import Classified, Embedded
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
 from regard.tasks.labels.classifier import answer_groups
 from regard.tasks.parts import (
@@ -47,14 +48,10 @@ from regard.tasks.runner import Runner
 from regard.tasks.vision.images import EvalImages
 from regard.tasks.vision.photos import (
     IMAGE_SHORT_KEYS,
-    ImageCodec,
     captioned,
-    format_of,
     read_images,
-    stacked,
     training_images,
     use_share,
-    with_statistics,
 )
 from regard.tasks.vision.pretraining import (
     PRETRAIN_BATCHES,
@@ -77,7 +74,7 @@ from regard.tasks.vision.probe import neighbour_accuracy, pooled, probed
 from regard.viewer.picture import Picture
 
 
-class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
+class PretrainObjective(Objective[TrainPretrain, CaptionData, MediaCodec]):
     """Trains an encoder of images within what trains it, without labels."""
 
     Settings = TrainPretrain
@@ -131,8 +128,7 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
 
     def read(self, settings: TrainPretrain, origin: Origin | None) -> CaptionData:
         """Images, with labels if they have some: by them neighbours are judged."""
-        clip, published = settings.objective == "clip", settings.size not in self.sizes
-        load = partial(training_images, settings, origin, published)
+        clip, load = settings.objective == "clip", partial(training_images, settings, origin)
         try:
             data = load(labelled=not clip)
         except UsageError:
@@ -146,7 +142,7 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
 
     def codec(
         self, data: CaptionData, settings: TrainPretrain, learnt: Learnt, origin: Origin | None
-    ) -> ImageCodec:
+    ) -> MediaCodec:
         """Format of the images, and the tokenizer of their captions."""
         tokenizer = None
         if data.captions:
@@ -154,11 +150,11 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
             tokenizer = learnt(lambda: train_tokenizer(texts, vocab=settings.pieces), init=False)
         around = around_config(settings, tokenizer)
         by = pretrainer_of(settings.objective, settings.family)
-        pretraining = {"by": by, **asdict(around)}
-        return ImageCodec(with_statistics(data), tokenizer=tokenizer, pretraining=pretraining)
+        more = {"pretraining": {"by": by, **asdict(around)}}
+        return MediaCodec(IMAGE, IMAGE.settle(data, None), tokenizer=tokenizer, more=more)
 
     def model(
-        self, data: CaptionData, codec: ImageCodec, settings: TrainPretrain, origin: Origin | None
+        self, data: CaptionData, codec: MediaCodec, settings: TrainPretrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
         """An encoder, and what trains it around it."""
         config, around = settings.model, around_config(settings, codec.tokenizer)
@@ -166,13 +162,13 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, ImageCodec]):
             config = replace(config, channels=codec.format.channels, image=codec.format.size)
         encoder = build_model(settings.family, config, settings, origin, fresh="head.")
         torch.manual_seed(mix(settings.seed, "around"))
-        around = pretrainer(codec.pretraining["by"])[1](encoder, around)
+        around = pretrainer(codec.more["pretraining"]["by"])[1](encoder, around)
         return settings.family, around.to(settings.device)
 
     def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainPretrain) -> Lesson:
         """Batches of what the objective asks, and its loss; the encoder alone is published."""
         model, codec = runner.model, runner.codec
-        by, format = codec.pretraining["by"], codec.format
+        by, format = codec.more["pretraining"]["by"], codec.format
         height, width = model.encoder.grid((format.size, format.size))
         tokens = height * width
         batches = PRETRAIN_BATCHES[by](data, settings, tokens, model, codec)
@@ -209,7 +205,7 @@ class ImageEmbedder(Predictor[Answer[Any], RunPretrain, LookPretrain]):
     """Turns images into vectors, or chooses among texts for them."""
 
     Settings, Look = RunPretrain, LookPretrain
-    codec: ImageCodec
+    codec: MediaCodec
 
     def check(self, settings: V) -> V:
         """Judge by nearest neighbours, unless texts can be found or another probe is asked for."""
@@ -262,7 +258,9 @@ class ImageEmbedder(Predictor[Answer[Any], RunPretrain, LookPretrain]):
         """Vectors of images, or the text that is chosen for each."""
         answer = self._embed if settings.texts is None else self._chooser(settings)
         return answer_groups(
-            self.codec, inputs, settings, lambda raws, lines: answer(self._normalised(raws))
+            self.codec.groups(inputs, settings),
+            IMAGE,
+            lambda raws, lines: answer(self._normalised(raws)),
         )
 
     def _normalised(self, raws: Any) -> Tensor:
@@ -357,13 +355,13 @@ class VectorJudge(Judge[CaptionData, EvalImages, Tensor]):
         return ScoredPredictions(scores, len(images), rows=rows)
 
 
-def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> ImageCodec:
+def load_codec(folder: Path, model: Model, config: Mapping[str, Any]) -> MediaCodec:
     """Format of images that a folder names."""
     if not hasattr(model, "features") or not hasattr(model, "pool"):
         raise UsageError(
             f"{folder / 'config.json'}: a model of family {config['family']}, which reads no images"
         )
-    return ImageCodec(format_of(folder, model, config), folder=folder)
+    return MediaCodec(IMAGE, IMAGE.saved_format(folder, model, config), folder=folder)
 
 
 PRETRAIN = Task(

@@ -19,8 +19,9 @@ from regard.errors import UsageError, lookup
 from regard.models import info, pretrainer, serving
 from regard.models.protocols import DualEncoder, MaskedPretrainer, Pretrainer
 from regard.settings import setting
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.vision.images import RunImages
-from regard.tasks.vision.photos import ImageCodec, ImageTrainSettings
+from regard.tasks.vision.photos import ImageTrainSettings
 from regard.viewer.settings import ImageLookSettings
 
 MAEConfig, _ = pretrainer("mae")
@@ -114,7 +115,7 @@ class PretrainBatches:
         settings: TrainPretrain,
         tokens: int,
         model: Pretrainer,
-        codec: ImageCodec,
+        codec: MediaCodec,
     ):
         """Take the images with their captions, and how many tokens an image has."""
         self.train, self.valid = images["train"], images["valid"]
@@ -128,7 +129,7 @@ class PretrainBatches:
         self.take_captions(images.captions, model, codec)
 
     def take_captions(
-        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: ImageCodec
+        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: MediaCodec
     ) -> None:
         """Keep the captions of each part, where the model's loss takes them."""
 
@@ -209,7 +210,7 @@ class ClipBatches(PretrainBatches):
     """Each image with one of its captions (CLIP, Radford et al. 2021)."""
 
     def take_captions(
-        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: ImageCodec
+        self, captions: Mapping[str, list[list[str]]], model: Pretrainer, codec: MediaCodec
     ) -> None:
         """Tokenise all captions once."""
         assert codec.tokenizer is not None

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from regard.data.image_format import ImageFormat
 from regard.data.images import ImageData, Images
 from regard.errors import UsageError
+from regard.modalities.image import IMAGE
 from regard.models.protocols import ImageEncoder
 from regard.tasks import task
+from regard.tasks.frame.media import MediaCodec
 from regard.tasks.runner import Runner
-from regard.tasks.vision.photos import ImageCodec, read_images
+from regard.tasks.vision.photos import read_images
 
 _CHUNK = 2048  # vectors that are compared with all others at once
 _TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
@@ -171,4 +173,4 @@ def _probed(runner: Any, settings: Any) -> Runner[Any]:
     probe = PROBES[settings.probe](known, settings)
     model = Probed(runner.model, probe.probabilities).eval()
     facts = {"probe": settings.probe, "share": settings.share, **probe.facts}
-    return Runner(task("images"), model, ImageCodec(format, data.classes), {"probe": facts})
+    return Runner(task("images"), model, MediaCodec(IMAGE, format, data.classes), {"probe": facts})
