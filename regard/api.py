@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from regard.insight.looking import Shown
     from regard.lab.report import Compared
     from regard.metrics.evaluation import Evaluation
+    from regard.tasks import LabelTask
     from regard.tasks import train_keys as keys
     from regard.tasks.frame.answers import (
         Classified,
@@ -133,11 +134,7 @@ def load(
 ) -> "Runner[Written]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["classify"]
-) -> "Runner[Classified]": ...
-@overload
-def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["images", "series", "sounds"]
+    name_or_folder: Place, /, device: str = "cpu", *, task: "LabelTask"
 ) -> "Runner[Classified]": ...
 @overload
 def load(

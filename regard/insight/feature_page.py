@@ -25,7 +25,6 @@ _STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of the strongest activation
 _STEERED = 6  # features, since each is as many answers as there are strengths
 _LETTERS = 80  # tokens of an answer that is written
 _MOST_SIDE = 96  # pixels that a small image is enlarged to
-_MOST_FRAMES = 160  # of a spectrogram
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +120,6 @@ def image_example(image: np.ndarray, strength: np.ndarray) -> np.ndarray:
     return np.rint(large * (1 - veil) + veil * np.array([228, 40, 90])).astype(np.uint8)
 
 
-def as_pixels(task: Any, image: Tensor) -> np.ndarray:
-    """Return a normalised image (c, h, w) as bytes (h, w, 3)."""
-    format = task.codec.format
-    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (format.mean, format.std))
-    plain = (image * std + mean).clamp(0, 1).expand(3, -1, -1)
-    return (255 * plain).round().byte().permute(1, 2, 0).numpy()
-
-
 def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict[str, Any] | None:
     """Return an example as the page's script draws it; None if the input cannot be shown."""
     each = strength[0].numel()
@@ -136,27 +127,12 @@ def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict
     tokens = tokens_of(task, batch, x, row) if x.dim() == 3 else None
     if tokens is not None:
         return text_example(tokens, strength[row][: len(tokens)], inside)
-    images = getattr(batch, "images", None)
-    if isinstance(images, Tensor) and hasattr(task.model, "grid"):
-        high, wide = task.model.grid(tuple(images.shape[2:]))
-        flat = strength[row].flatten()[-high * wide :]  # further tokens come first
-        if len(flat) == high * wide:
-            veiled = image_example(as_pixels(task, images[row]), flat.view(high, wide).numpy())
-            return {"image": image_data(veiled), "label": f"{float(strength[row].max()):.2f}"}
-    sound = getattr(batch, "sound", None)
-    if isinstance(sound, Tensor) and x.dim() == 3:
-        frames, length = round(inside * sound.shape[1] / x.shape[1]), int(batch.lengths[row])
-        first = max(0, min(frames - _MOST_FRAMES // 2, length - _MOST_FRAMES))
-        shown = sound[row, first : min(length, first + _MOST_FRAMES)].T.flip(0)
-        grey = (shown - shown.min()) / (shown.max() - shown.min()).clamp(min=1e-8)
-        pixels = (255 * grey).round().byte().unsqueeze(2).expand(-1, -1, 3).numpy()
-        moments = (np.arange(first, first + pixels.shape[1]) * x.shape[1]) // sound.shape[1]
-        bar = strength[row][torch.from_numpy(moments.clip(max=x.shape[1] - 1))].numpy()[None]
-        return {
-            "image": image_data(image_example(pixels, bar)),
-            "label": f"{float(strength[row].max()):.2f}, frame {frames}",
-        }
-    return None
+    drawn = task.inputs.drawn(task.model, task.format, batch, row, strength[row], inside)
+    if drawn is None:
+        return None
+    veiled = image_example(drawn.pixels, drawn.strength)
+    label = ", ".join([f"{float(strength[row].max()):.2f}", *drawn.notes])
+    return {"image": image_data(veiled), "label": label}
 
 
 def answers_of(

@@ -79,6 +79,14 @@ class NoneOfThese(Protocol):
         ...
 
 
+class DrawnInput(NamedTuple):
+    """An input of a batch as pixels (h, w, 3), and what is strong where on it (gh, gw)."""
+
+    pixels: np.ndarray
+    strength: np.ndarray
+    notes: tuple[str, ...] = ()
+
+
 class LabelledBatch(NamedTuple):
     """Inputs with their lengths, if these differ, the targets (b, labels), and a teacher's logits.
 
@@ -501,6 +509,12 @@ class Modality(Generic[Raw, F, D]):
         views = text_views(maps, self.token_names(model, raw, format), whole=self.one)
         name = getattr(given, "where", str(given))
         return Picture(title=name, views=views, source=name, **described)
+
+    def drawn(
+        self, model: Any, format: F, batch: Any, row: int, strength: Tensor, peak: int
+    ) -> DrawnInput | None:
+        """An input of a batch with how strong something is at its places, and where it is most."""
+        return None
 
     def vectors(self, part: Any, format: F) -> Any:
         """Inputs of a part as the baseline reads them."""

@@ -40,6 +40,7 @@ from regard.metrics.outliers import STRANGERS
 from regard.modalities.base import (
     MEANT,
     Describe,
+    DrawnInput,
     ExamineOptions,
     Finding,
     Inputs,
@@ -280,6 +281,22 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         described = {"title": name, "source": name, **described, "note": note}
         size = format.size, format.size
         return image_picture(VIEWS[settings.view], model, maps, size, photo, query, **described)
+
+    def drawn(
+        self, model: Any, format: ImageFormat, batch: Any, row: int, strength: Tensor, peak: int
+    ) -> DrawnInput | None:
+        """An image, where a model reads it as a grid."""
+        images = getattr(batch, "images", getattr(batch, "inputs", None))
+        if not isinstance(images, Tensor) or not hasattr(model, "grid"):
+            return None
+        high, wide = model.grid(tuple(images.shape[2:]))
+        flat = strength.flatten()[-high * wide :]  # further tokens come first
+        if len(flat) != high * wide:
+            return None
+        mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (format.mean, format.std))
+        plain = (images[row] * std + mean).clamp(0, 1).expand(3, -1, -1)
+        pixels = (255 * plain).round().byte().permute(1, 2, 0).numpy()
+        return DrawnInput(pixels, flat.view(high, wide).numpy())
 
     def vectors(self, part: Images, format: ImageFormat) -> np.ndarray:
         """Images shrunk to a few pixels."""

@@ -38,6 +38,7 @@ from regard.modalities.base import (
     MEANT,
     TABLES,
     Describe,
+    DrawnInput,
     ExamineOptions,
     Finding,
     FoundInputs,
@@ -59,6 +60,7 @@ from regard.viewer.picture import Picture, Recording
 
 _MOST_CELLS = 100  # of a window, which are cut one by one
 _LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
+_MOST_FRAMES = 160  # of a spectrogram on a page of features
 _TRANSCRIPT = 64  # tokens of a transcript
 _SILENT = 1e-3  # of full scale: 60 dB below it
 _FULL_SCALE = 0.999  # of full scale
@@ -336,6 +338,23 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
             query=query,
             **{"title": name, "source": name, **described},
         )
+
+    def drawn(
+        self, model: Any, format: SoundFormat, batch: Any, row: int, strength: Tensor, peak: int
+    ) -> DrawnInput | None:
+        """A spectrogram around the moment that is strongest."""
+        sound = getattr(batch, "sound", getattr(batch, "inputs", None))
+        if not isinstance(sound, Tensor) or strength.dim() != 1:
+            return None
+        places = len(strength)
+        frames, length = round(peak * sound.shape[1] / places), int(batch.lengths[row])
+        first = max(0, min(frames - _MOST_FRAMES // 2, length - _MOST_FRAMES))
+        shown = sound[row, first : min(length, first + _MOST_FRAMES)].T.flip(0)
+        grey = (shown - shown.min()) / (shown.max() - shown.min()).clamp(min=1e-8)
+        pixels = (255 * grey).round().byte().unsqueeze(2).expand(-1, -1, 3).numpy()
+        moments = (np.arange(first, first + pixels.shape[1]) * places) // sound.shape[1]
+        bar = strength[torch.from_numpy(moments.clip(max=places - 1))].numpy()[None]
+        return DrawnInput(pixels, bar, (f"frame {frames}",))
 
     def vectors(self, part: Sounds, format: SoundFormat) -> np.ndarray:
         """Means of stretches of frames."""

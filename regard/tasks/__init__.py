@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from regard.errors import lookup
+
+LabelTask = Literal["classify", "images", "sounds", "series"]  # one label of an input
 
 
 class TaskEntry(NamedTuple):
