@@ -35,8 +35,8 @@ from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.tasks.text.labelling import (
-    LABEL_SHORT_KEYS,
     ENCODER_SIZES,
+    LABEL_SHORT_KEYS,
     LabelBatch,
     LabelEval,
     LabelTextCodec,
@@ -330,7 +330,11 @@ CLASSIFY = Task(
         TEXT,
         ClassifyTrain,
         sizes=ENCODER_SIZES,
-        short={**LABEL_SHORT_KEYS, "clusters": "model.clusters", "cluster_beam": "model.cluster_beam"},
+        short={
+            **LABEL_SHORT_KEYS,
+            "clusters": "model.clusters",
+            "cluster_beam": "model.cluster_beam",
+        },
     ),
     target="label",
     unit="texts",

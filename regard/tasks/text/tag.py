@@ -30,8 +30,8 @@ from regard.tasks.parts import Learnt, Lesson, Predictor, Task
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.labelling import (
-    LABEL_SHORT_KEYS,
     ENCODER_SIZES,
+    LABEL_SHORT_KEYS,
     LabelBatch,
     LabelEval,
     LabelTextCodec,

@@ -151,7 +151,12 @@ IMAGES = Task(
     judge=LabelJudge(made_with, made_of=probed),
     load_codec=load_codec,
     objective=ImageLabels(
-        "images", IMAGE, TrainImages, sizes=IMAGE_SIZES, short=IMAGE_SHORT_KEYS, published_sizes=True
+        "images",
+        IMAGE,
+        TrainImages,
+        sizes=IMAGE_SIZES,
+        short=IMAGE_SHORT_KEYS,
+        published_sizes=True,
     ),
     target="label",
     unit="images",
