@@ -39,7 +39,7 @@ from regard.tasks import task as task_class
 from regard.tasks.runner import Runner
 from regard.tasks.text.classify import CLASSIFY
 from regard.tasks.text.labelling import LabelTextCodec
-from tests.zoo import ANIMALS, COLOURS, OTHERS, write_tsv
+from tests.zoo import ANIMALS, COLOURS, OTHERS, spoilt, write_tsv
 from tests.zoo import colour_rows as rows
 
 SMALL = ANIMALS["classify"].settings
@@ -544,7 +544,6 @@ def test_a_split_by_whole_texts_leaves_no_part_of_them_in_train(tmp_path):
 
 
 def test_a_folder_that_lies_about_its_labels_is_refused(trained, tmp_path):
-    config = json.loads((trained / "config.json").read_text())
     for change, told in (
         ({"labels": ["A", "B"]}, "2 labels, but the model tells 3 apart"),
         ({"labels": ["A", "A", "B"]}, "expected a list of different texts"),
@@ -553,14 +552,8 @@ def test_a_folder_that_lies_about_its_labels_is_refused(trained, tmp_path):
         ({"max_length": 10**9}, "'max_length' is 1000000000; expected 1 to"),
         ({"features": "affixes"}, r"features\.json"),
     ):
-        folder = tmp_path / "lies"
-        folder.mkdir(exist_ok=True)
-        for path in trained.iterdir():
-            if path.suffix in (".json", ".safetensors"):
-                (folder / path.name).write_bytes(path.read_bytes())
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(UsageError, match=told):
-            regard.load(folder)
+            regard.load(spoilt(trained, tmp_path, **change))
 
 
 def test_trec_and_sst2_are_read_as_they_are(real_data):

@@ -14,6 +14,7 @@ from regard.cli import main
 from regard.errors import UsageError
 from regard.tasks.runner import Runner
 from regard.tasks.text.fill import FILL, FillRun
+from tests.zoo import spoilt
 
 WORDS = ["a", "an", "the", "dog", "cat", "runs", "sleeps", "##ing", "##s", "on", "mat", "red", "."]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -310,14 +311,8 @@ def test_looking_shows_where_it_looked_and_what_it_thought_of(filler):
 
 @pytest.mark.parametrize("context", [1, 17, "8", True])
 def test_a_folder_that_lies_is_refused(own, tmp_path, context):
-    import shutil
-
-    folder = tmp_path / "run"
-    shutil.copytree(own, folder, ignore=shutil.ignore_patterns("checkpoints", "SHA*"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "context": context}))
     with pytest.raises(UsageError, match="config.json: 'context' is"):
-        regard.load(folder)
+        regard.load(spoilt(own, tmp_path / "run", context=context))
 
 
 def test_a_model_without_words_fills_nothing_in(tmp_path, bert):

@@ -542,26 +542,11 @@ TABLE = {
         TRAIN,
         "label 'downn' is not among those that are known (across, down). Did you mean 'down'",
     ),
-    "a share of more than all": (
-        fine,
-        [*TRAIN, "valid=2"],
-        "valid=2 is neither a file nor a share",
-    ),
     "a set to validate on that is not there": (fine, [*TRAIN, "valid=val"], "val: no such file"),
     "a table of files that are not there": (
         put("t.tsv", "x.png\ta\ny.png\tb\n"),
         [*DATA, "data=t.tsv"],
         "x.png: no such file",
-    ),
-    "a table without labels": (
-        put("t.tsv", "a.png\na.png\n"),
-        [*DATA, "data=t.tsv"],
-        "t.tsv:1: 1 column, expected at least 2",
-    ),
-    "a table with an empty label": (
-        put("t.tsv", "a.png\tx\na.png\t\n"),
-        [*DATA, "data=t.tsv"],
-        "t.tsv:2: the label is empty",
     ),
     "idx without labels": (
         idx(more="train-labels-idx1-ubyte"),
@@ -569,7 +554,6 @@ TABLE = {
         "no file train-labels-idx1-ubyte beside it",
     ),
     "idx with too few labels": (idx(labels=(3,)), [*DATA, "data=idx"], "3 labels for 4 images"),
-    "idx cut short": (idx(short=2), [*DATA, "data=idx"], "its header says 36 bytes, there are 34"),
     "idx that promises too much": (
         idx((2**20, 1, 1)[:2], (1,)),
         [*DATA, "data=idx"],

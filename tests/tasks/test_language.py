@@ -31,6 +31,7 @@ from regard.tasks import task
 from regard.tasks.prepare import PreparedRun, prepare
 from regard.tasks.runner import Runner
 from regard.tasks.text.prefix import PrefixLM
+from tests.zoo import spoilt
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (
@@ -603,11 +604,7 @@ def test_how_not_to_write(model, settings, message):
     ],
 )
 def test_a_folder_that_was_tampered_with_is_refused(home, model, tmp_path, file, changes, message):
-    for path in (home / "characters").iterdir():
-        if path.is_file() and path.name != "SHA256SUMS":
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    told = json.loads((tmp_path / file).read_text())
-    (tmp_path / file).write_text(json.dumps(told | changes))
+    spoilt(home / "characters", tmp_path, file, **changes)
     if message is None:  # fewer pieces than rows do no harm
         regard.load(tmp_path)
         return

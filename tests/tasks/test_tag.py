@@ -21,8 +21,8 @@ from regard.metrics.labels import count_units, one_hot
 from regard.metrics.score import bootstrap
 from regard.tasks.runner import Runner
 from regard.tasks.text.tag import JOINS
+from tests.zoo import spoilt, write_columns
 from tests.zoo import tagged_sentence as sentence
-from tests.zoo import write_columns
 
 
 @pytest.fixture(scope="module")
@@ -289,21 +289,14 @@ def test_tags_that_train_does_not_know_are_refused_with_the_nearest(tmp_path):
 
 
 def test_a_folder_that_lies_is_refused(trained, tmp_path):
-    config = json.loads((trained / "config.json").read_text())
     for change, told in (
         ({"labels": ["A"]}, "1 labels, but the model tells 5 apart"),
         ({"join": "last"}, "'join' is 'last'; choose from first, mean"),
         ({"join": ["first"]}, "'join' is"),
         ({"task": "classify"}, "a head of 'tag', which labels no texts"),
     ):
-        folder = tmp_path / "lies"
-        folder.mkdir(exist_ok=True)
-        for path in trained.iterdir():
-            if path.suffix in (".json", ".safetensors"):
-                (folder / path.name).write_bytes(path.read_bytes())
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(UsageError, match=told):
-            regard.load(folder)
+            regard.load(spoilt(trained, tmp_path, **change))
 
 
 def test_ewt_is_read_as_it_is(real_data):
