@@ -30,26 +30,6 @@ FUSED = {
     "attention/kernels.py:fused": "the implementation of the table",
     "costs/count.py:attend": "stands for that call where there are shapes but no numbers",
 }
-# functions in C that take exponentials
-IN_C = {
-    "filters.c:exp_down": "the exponential of scores of filters",
-    "filters.c:bilateral_block": "the bilateral filter",
-    "filters.c:nlm_offset": "non-local means",
-    "act.h:activate": "activations",
-    "act.h:sigmoid": "activations",
-    "argmax.c:regard_argmax": "the log-probability of a token",
-    "half.c:exp2_lanes": "the exponential itself, to five digits",
-    "half.c:weigh": "the C kernel for encoders in bfloat16",
-    "train.c:attend": "the C kernel for training, alone or in a block",
-    "train.c:attend_back": "its gradient",
-    "vector.h:exp_lanes": "the exponential itself",
-    "vector.h:exp_near": "the same, to fewer digits",
-    "write.c:read_vocabulary": "the log-probabilities of the most likely tokens",
-    "write.c:choose": "the same, of all stretches of the vocabulary",
-    "block.h:attend_by": "the engine's attention",
-    "packed.c:regard_try": "a trial of the exponential",
-    "translate.c:read_stretch": "the log-probabilities of tokens",
-}
 
 KERNELS = {"scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward"}
 KERNELS |= {"MultiheadAttention", "_native_multi_head_attention"}
@@ -166,37 +146,21 @@ def fused(source: str) -> set[str]:
     return calls(source, KERNELS)
 
 
-def exponentials_in_c(source: str) -> set[str]:
-    """Return the functions of a C file that take exponentials."""
-    found, inside = set(), ""
-    for line in source.splitlines():
-        if header := re.match(r"[A-Za-z].*?\b(\w+)\(", line):
-            inside = header[1]
-        if re.search(r"\b(exp|expf|exp2f|exp2?_lanes|exp_down)\(", line):
-            found.add(inside)
-    return found
-
-
-def places(scan: Callable[[str], set[str]], *endings: str) -> set[str]:
+def places(scan: Callable[[str], set[str]]) -> set[str]:
     """Return all places of the package that a scan finds."""
     return {
-        f"{path.relative_to(ROOT)}:{function}".removeprefix("native/" if "c" in endings else "")
-        for ending in endings
-        for path in ROOT.rglob(f"*.{ending}")
+        f"{path.relative_to(ROOT)}:{function}"
+        for path in ROOT.rglob("*.py")
         for function in scan(path.read_text())
     }
 
 
 def test_a_softmax_is_multiplied_with_values_in_one_file():
-    assert places(products, "py") == PRODUCTS.keys()
+    assert places(products) == PRODUCTS.keys()
 
 
 def test_fused_kernels_are_called_in_one_place():
-    assert places(fused, "py") == FUSED.keys()
-
-
-def test_exponentials_in_c_are_known():
-    assert places(exponentials_in_c, "c", "h") == IN_C.keys()
+    assert places(fused) == FUSED.keys()
 
 
 WRITTEN = {
@@ -233,4 +197,3 @@ def test_attention_that_is_written_elsewhere_is_found(name: str):
 def test_what_is_no_attention_is_not_found():
     assert not products("def f(x, w):\n    y = x @ w\n    return 100 * y.softmax(-1).max()")
     assert fused("x = torch.nn.functional.scaled_dot_product_attention(q, k, v)") == {"<module>"}
-    assert exponentials_in_c("void f(int n) {\n  y = expf(x);\n}") == {"f"}
