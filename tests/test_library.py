@@ -17,7 +17,7 @@ from regard.attention.watch import watch
 from regard.decode.batching import in_batches
 from regard.metrics.evaluation import LabelEvaluation
 from regard.metrics.score import Score
-from regard.tasks import TASKS, parts, train_keys
+from regard.tasks import TASKS, parts, prepare, train_keys
 from regard.tasks import task as task_class
 from regard.tasks.prepare import Report
 from regard.tasks.runner import Runner
@@ -58,7 +58,7 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
 def test_what_is_not_said_is_no_setting(monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        parts.Task, "train", lambda task, values, **more: seen.update(values) or "done"
+        prepare, "train", lambda task, values, **more: seen.update(values) or "done"
     )
     assert regard.train("classify", data="x.tsv", minutes=None, lr=0.001, label_smoothing=0.1)
     assert seen == {"data": "x.tsv", "lr": 0.001, "label_smoothing": 0.1}
