@@ -12,7 +12,9 @@ from torch.nn.modules import module as _module
 # where a module keeps its hooks
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # of a tensor, without a call of a Python function
-requires_grad, dtype = (vars(torch._C.TensorBase)[x].__get__ for x in ("requires_grad", "dtype"))
+requires_grad, dtype, size = (
+    vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "dtype", "shape")
+)
 has_global_hooks = _module._has_any_global_hook
 
 

@@ -208,6 +208,7 @@ OTHERS = {
     "dropout of embeddings": lambda m: m.source.train(),
     "an own position": lambda m: setattr(m.source, "position", Twice()),
     "an own eps": lambda m: setattr(m.decoder_norm, "eps", 0.1),
+    "fewer rows": lambda m: setattr(m.head.weight, "data", m.head.weight.data[:20]),
     "LoRA": lambda m: adapt(m, "*.qkv", 2, 4.0),
     "an own eps of a block": lambda m: setattr(m.encoder[1].around_attention.norm, "eps", 0.1),
 }

@@ -33,6 +33,7 @@ from regard.native.torch_private import (
     has_global_hooks,
     has_hooks,
     requires_grad,
+    size,
     traced,
 )
 
@@ -296,7 +297,7 @@ class Fingerprint:
 
     def _laid(self) -> list[Any]:
         some = self.tensors
-        asked = (type, Tensor.data_ptr, Tensor.stride, dtype, requires_grad)
+        asked = (type, Tensor.data_ptr, size, Tensor.stride, dtype, requires_grad)
         return [list(map(ask, some)) for ask in asked]
 
     def unhooked(self) -> bool:
