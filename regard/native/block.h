@@ -93,6 +93,7 @@ INLINE void attend_by(const Shape *s, long first, long last, const float *q, flo
       const float *own = q + head * d, *const *some = at->keys + j;
       long from = head / each * at->keys_apart;
       vec made = d == 32   ? score(own, some, from, 32, half)
+                 : d == 48 ? score(own, some, from, 48, half)
                  : d == 64 ? score(own, some, from, 64, half)
                            : score(own, some, from, d, half);
       made *= (float)s->scale;
@@ -116,6 +117,7 @@ INLINE void attend_by(const Shape *s, long first, long last, const float *q, flo
       float *to = y + head * d + c, share = shares[head];
       if (room >= 4 * LANES) mix(4, w, count, v, from, 4 * LANES, share, to, half);
       else if (room == 2 * LANES) mix(2, w, count, v, from, 2 * LANES, share, to, half);
+      else if (room == 3 * LANES) mix(3, w, count, v, from, 3 * LANES, share, to, half);
       else if (room <= LANES) mix(1, w, count, v, from, room, share, to, half);
       else if (room <= 2 * LANES) mix(2, w, count, v, from, room, share, to, half);
       else if (room <= 3 * LANES) mix(3, w, count, v, from, room, share, to, half);

@@ -131,9 +131,9 @@ static inline void activate_tile(long m, float *y, long y_step, long act) {
     for (long c = 0; c < PANEL; c += LANES) store(y + i * y_step + c, activate(act, load(y + i * y_step + c), 0));
 }
 
-/* m rows times a panel */
+/* m rows times a panel; where memory is far, it helps to fetch what is `ahead` of it meanwhile */
 INLINE void tile(const int m, const float *x, long x_step, const float *w, const float *bias, long in,
-                 float *y, long y_step, int how) {
+                 float *y, long y_step, int how, long ahead) {
   vec sums[TALL][SIDE];
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++)
@@ -141,6 +141,7 @@ INLINE void tile(const int m, const float *x, long x_step, const float *w, const
     for (int j = 0; j < SIDE; j++) sums[i][j] = load(bias + j * LANES);
   for (long k = 0; k < in; k++, w += PANEL) {
     vec part[SIDE];
+    for (int j = 0; m > 3 && j < SIDE; j++) __builtin_prefetch(w + ahead + j * LANES, 0, 2);
 #pragma GCC unroll 2
     for (int j = 0; j < SIDE; j++) part[j] = load(w + j * LANES);
 #pragma GCC unroll 12
@@ -213,6 +214,7 @@ static inline void multiply(long m, const float *x, const Rounded *rounded, cons
       const unsigned char *bytes = rounded->bytes + row * x_step;
       float *end = y + row * y_step + (p - from) * PANEL, *out = room < PANEL ? part : end;
       row += some;
+      long ahead = b == blocks - 1 ? w->in * PANEL : 0; /* the next panel */
       if (out == part)
         for (long i = 0; i < some; i++) memcpy(part + i * PANEL, end + i * y_step, room * sizeof(float));
 #define ROWS(n)                                                                              \
@@ -220,7 +222,7 @@ static inline void multiply(long m, const float *x, const Rounded *rounded, cons
     if (w->bytes)                                                                            \
       byte_tile(n, bytes, x_step, scale, w, p, out, step, how);                              \
     else                                                                                     \
-      tile(n, in, x_step, panel, bias, w->in, out, step, how);                               \
+      tile(n, in, x_step, panel, bias, w->in, out, step, how, ahead);                        \
     break;
       switch (some) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
