@@ -2,10 +2,10 @@
 
     REGARD_DATA=... python bench/decode_translation.py [MODEL...] [--quick] [--by cpu]
 
-MODEL is a run folder or a starter's name; without one, the starter en-zh, and then a model of 3 + 3
-layers of width 256 with random weights, whose texts are cut after 16 tokens (beam 5 only). Weights
-are exported to CTranslate2. Both translate the same lines with beam 5 and greedily, in float32 and int8, and
-score by the mean log-probability a token.
+MODEL is a run folder or a starter's name; without one, the starter en-zh, and then, by beam search
+only, a model of 3 + 3 layers of width 256 with random weights, whose texts are cut after 16 tokens.
+Weights are exported to CTranslate2. Both translate the same lines with beam 5 and greedily, in
+float32 and int8, and score by the mean log-probability a token.
 
 Each runs in a process of its own. CTranslate2 runs in its best setting, which is found in the run:
 one batch on all cores or one batch a core, batches of 16 to 96 lines or 256 and 512 tokens, then
