@@ -13,7 +13,9 @@ more than all that they do.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -302,9 +304,40 @@ def _clean(tile: Tensor | None, heads: int, *sides: Tensor) -> tuple[list[Tensor
     return [x.masked_fill(bad.unsqueeze(-1), 0.0) for x in sides], seen.any(-1, keepdim=True)
 
 
+class DeferredChecks:
+    """Sums that are to be finite, on their devices, to be read all at once."""
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+
+    def total(self, like: Tensor) -> Tensor:
+        """A number beside `like` that is finite if all sums are; 0 if there are none."""
+        return sum((x.to(like.device) for x in self.sums), like.new_zeros((), dtype=torch.float32))
+
+
+_DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("deferred", default=None)
+
+
+@contextmanager
+def deferred_checks() -> Iterator[DeferredChecks]:
+    """Take numbers on accelerators to be finite while a block runs, and note what to ask then.
+
+    Whoever opens the block must ask, and compute again without it where something was not finite:
+    what stands behind a mask may have spread.
+    """
+    token = _DEFERRED.set(checks := DeferredChecks())
+    try:
+        yield checks
+    finally:
+        _DEFERRED.reset(token)
+
+
 def _finite(x: Tensor) -> bool:
     """True if there is neither NaN nor infinity in x; a compiled graph or vmap cannot ask."""
     if x.is_meta or torch.compiler.is_compiling():
+        return True
+    if x.device.type != "cpu" and (deferred := _DEFERRED.get()) is not None:
+        deferred.sums.append(x.detach().sum(dtype=torch.float32))
         return True
     try:
         return math.isfinite(x.detach().sum(dtype=torch.float32).item())

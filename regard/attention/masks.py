@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.once import once
-from regard.attention.shapes import as_bhqk, has_numbers, join_rows
+from regard.attention.shapes import as_bhqk, cheap_to_ask, join_rows
 from regard.errors import UsageError
 
 At = Tensor | int
@@ -68,7 +68,7 @@ class Mask:
         def make() -> tuple[Tensor, Tensor | None]:
             tile = self.tile(rows, columns).to(like.device)
             fully_masked: Tensor | None = ~tile.any(-1, keepdim=True)
-            if has_numbers(tile) and not bool(fully_masked.any()):
+            if cheap_to_ask(fully_masked) and not bool(fully_masked.any()):
                 fully_masked = None
             seen = tile if fully_masked is None else tile | fully_masked
             bias = torch.zeros(tile.shape, dtype=like.dtype, device=like.device)
@@ -103,7 +103,10 @@ class Both(Mask):
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return where both allow it."""
-        return self.one.tile(rows, columns) & self.other.tile(rows, columns)
+        one, other = self.one.tile(rows, columns), self.other.tile(rows, columns)
+        # positions that just count up know no device
+        device = other.device if one.device.type == "cpu" else one.device
+        return one.to(device) & other.to(device)
 
     def span(self, rows: slice, keys: int) -> slice:
         """Intersection of two ranges."""
@@ -206,6 +209,8 @@ class Prefix(_PositionMask):
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
         """Compare with the prefix and with the query."""
+        device = q.device if isinstance(self.length, int) else self.length.device
+        q, k = q.to(device), k.to(device)
         return (k[..., 0] < self.length) | (k[..., 0] <= q[..., 0])
 
 
@@ -254,7 +259,7 @@ class Padding(Mask):
         if lengths is None:
             return None
         keep = torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
-        return None if has_numbers(keep) and bool(keep.all()) else cls(keep)
+        return None if cheap_to_ask(keep) and bool(keep.all()) else cls(keep)
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Return the same answer for every query."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.attend import as_mask, attend
 from regard.attention.masks import Mask
+from regard.attention.places import places
 from regard.attention.positions import Position
 from regard.attention.scores import build_score
 from regard.attention.shapes import join_rows
@@ -280,7 +281,7 @@ class MultiHead(nn.Module):
         if memory is None:
             if at is None:
                 start = 0 if cache is None else cache.length
-                at = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(-1)
+                at = places(start, start + x.shape[1], x.device)
             memory_at = at
             q, q_rot, k, v = self._project_self(x, at)
         else:

@@ -12,6 +12,11 @@ def has_numbers(x: Tensor) -> bool:
     return not (x.is_meta or torch.compiler.is_exporting())
 
 
+def cheap_to_ask(x: Tensor) -> bool:
+    """True if the numbers of a tensor can be read without waiting for an accelerator."""
+    return x.device.type == "cpu" and has_numbers(x)
+
+
 def as_bhqd(x: Tensor) -> Tensor:
     """View (*lead, q, d) as (b, h, q, d): the first leading axis is the batch, others are heads."""
     if x.ndim == 4:

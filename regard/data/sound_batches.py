@@ -33,7 +33,7 @@ def in_buckets(lengths: np.ndarray, buckets: int) -> np.ndarray:
 class SoundBatches:
     """Batch n of augmented spectrograms, a pure function of (seed, n).
 
-    `make(rows, sound, lengths)` makes a batch of them; `too_short(i, frames)` tells whether
+    `make(rows, sound, lengths, frames)` makes a batch of them; `too_short(i, frames)` tells whether
     sound i would be of no use with so few frames, so that its speed is kept.
     """
 
@@ -42,7 +42,7 @@ class SoundBatches:
         sounds: Sounds,
         format: SoundFormat,
         settings: Any,
-        make: Callable[[np.ndarray, Tensor, Tensor], Any],
+        make: Callable[[np.ndarray, Tensor, Tensor, int], Any],
         too_short: Callable[[int, int], bool] = lambda i, frames: False,
     ):
         self.sounds, self.format, self.settings = sounds, format, settings
@@ -66,7 +66,8 @@ class SoundBatches:
         """Batch n."""
         rows = self.batches[n]
         features = [self.features(i, n, place) for place, i in enumerate(rows.tolist())]
-        return self.make(rows, *pad_sounds(features, self.settings.device))
+        sound, lengths = pad_sounds(features, self.settings.device)
+        return self.make(rows, sound, lengths, sum(map(len, features)))
 
     def epoch(self) -> float:
         """Number of batches in which all sounds are read once."""

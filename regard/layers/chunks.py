@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard.attention.multihead import is_linear
 from regard.attention.once import cached_by_size
+from regard.attention.places import Range, within_range
 from regard.errors import UsageError
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -25,7 +26,8 @@ def chunk_at(grid: tuple[int, ...], before: int = 0, device: torch.device | None
     with torch.inference_mode(False):
         axes = [torch.arange(n, device=device) for n in grid]
         places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-        return F.pad(places, (0, 0, before, 0))
+        at = F.pad(places, (0, 0, before, 0))
+        return within_range(at, Range(0, tuple(n - 1 for n in grid)))
 
 
 def _each(number: int | Sequence[int], axes: int, name: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.places import range_of
 from regard.attention.positions import POSITION_ALIASES, Position, build_position
 from regard.errors import UsageError, lookup
 
@@ -20,11 +21,11 @@ class GridPosition(Position):
         self.table = nn.Embedding(tokens + grid[0] * grid[1], width)
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
-        """Add the embeddings of a whole grid, which ends with its last place."""
+        """Add the embeddings of a whole grid, whose last place is furthest on both axes."""
         # without numbers only how many there are can matter
         if torch.compiler.is_exporting() and len(at) == self.table.num_embeddings:
             return x + self.table.weight
-        last = [len(at) - self.tokens - 1, 0] if at.is_meta else at[-1].tolist()
+        last = (len(at) - self.tokens - 1, 0) if at.is_meta else range_of(at).last
         return x + self.over((last[0] + 1, last[1] + 1))
 
     def over(self, grid: tuple[int, int]) -> Tensor:

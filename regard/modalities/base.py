@@ -98,6 +98,7 @@ class LabelledBatch(NamedTuple):
     lengths: Tensor | None
     targets: Tensor
     theirs: Tensor | None = None
+    tokens: int | None = None  # all lengths together, if the host knows
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:

@@ -277,10 +277,10 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     def batches(self, part: Sounds, format: SoundFormat, settings: Any, labels: int) -> Any:
         """Batches of augmented spectrograms of like length."""
 
-        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> LabelledBatch:
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor, frames: int) -> LabelledBatch:
             numbers = part.labels[torch.from_numpy(picked)]
             targets = smoothed(numbers, labels, settings.label_smoothing)
-            return LabelledBatch(sound, lengths, targets.to(settings.device))
+            return LabelledBatch(sound, lengths, targets.to(settings.device), tokens=frames)
 
         return SoundBatches(part, format, settings, make)
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from regard.attention.masks import Document, Mask, Padding, Sliding
+from regard.attention.places import places
 from regard.attention.positions import (
     POSITIONS,
     Disentangled,
@@ -367,9 +368,9 @@ class Bert(nn.Module):
         mask: Mask | None = Padding.of(lengths, ids.shape[1])
         if documents is not None:
             mask = Document(documents) & mask
-            at = within(documents).unsqueeze(-1) if at is None else at
+            at = within(documents) if at is None else at
         if at is None:
-            at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
+            at = places(0, ids.shape[1], ids.device)
         if types is not None and not self.config.types:
             raise UsageError("this model has no types of tokens; leave types out")
         x = self.embed(ids, at, types)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
+from regard.attention.places import places
 from regard.attention.positions import POSITIONS, Position, of_layer, with_aliases
+from regard.attention.shapes import cheap_to_ask
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -225,16 +227,15 @@ class Conformer(nn.Module):
             return list(each.split(self.out_width, -1)), out
         if sound.is_meta:
             return self._encode(sound, depths), out
-        if torch.compiler.is_exporting():
-            return self._encode(sound, depths, lengths), out
-        longest = max(1, int(lengths.max()))  # what is padding in all of them is left out
-        return self._encode(sound[:, :longest], depths, lengths), out
+        if cheap_to_ask(lengths):  # what is padding in all of them is left out
+            sound = sound[:, : max(1, int(lengths.max()))]
+        return self._encode(sound, depths, lengths), out
 
     def _encode(
         self, sound: Sound, depths: Sequence[int], lengths: Lengths | None = None
     ) -> list[Float[Tensor, "b s w"]]:
         x, mask = self.stem(sound, Padding.of(lengths, sound.shape[1]))
-        at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
+        at = places(0, x.shape[1], x.device)
         x = dropout(self.position.embed(x, at), self.config.block.dropout, self.training)
         bias = self.position.shared(at, at, mask)
         blocks, memories = list(self.encoder), []

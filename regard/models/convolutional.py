@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from regard.attention.attend import attend
 from regard.attention.dropout import dropout
 from regard.attention.masks import Mask, Padding
+from regard.attention.places import places
 from regard.attention.positions import Position, build_position
 from regard.errors import lookup
 from regard.layers.block import prob_field, size_field
@@ -236,10 +237,10 @@ class Convolutional(StatefulDecoder):
     @staticmethod
     def _at(ids: Tensor, first: int | Tensor) -> Tensor:
         """Positions (l, 1) of tokens (r, l) from the first on, or (r, l, 1) for sentences' own."""
-        at = torch.arange(ids.shape[1], device=ids.device)
-        if isinstance(first, Tensor):
-            first = first.repeat_interleave(len(ids) // len(first)).unsqueeze(1)
-        return (at + first).unsqueeze(-1)
+        if isinstance(first, int):
+            return places(first, first + ids.shape[1], ids.device)
+        first = first.repeat_interleave(len(ids) // len(first)).unsqueeze(1)
+        return (torch.arange(ids.shape[1], device=ids.device) + first).unsqueeze(-1)
 
     def _begin(self, source: Tensor, lengths: Tensor | None) -> RecurrentState:
         mask = Padding.of(lengths, source.shape[1])

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import cast
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Mask
 from regard.attention.multihead import Memory
 from regard.attention.once import one_pass
+from regard.attention.places import places
 from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import TokenEmbedding
@@ -42,7 +42,7 @@ class TransformerDecoder(nn.ModuleList):
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "n t w"]:
         """Return the last vectors of whole targets; those that share a memory follow each other."""
-        at = torch.arange(target.shape[1], device=target.device).unsqueeze(-1)
+        at = places(0, target.shape[1], target.device)
         # padding comes last, so that a causal mask already hides it from every real token
         causal = Causal()
         x = embed(target, at)

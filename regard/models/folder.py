@@ -91,7 +91,7 @@ def save_weights(
 ):
     """Write model.safetensors; shared weights are written once."""
     tensors = {name: _as_float(tensor.detach(), dtype) for name, tensor in weights.items()}
-    data = save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"})
+    data = save({name: t.cpu().contiguous() for name, t in tensors.items()}, {"format": "pt"})
     write_atomically(folder / name, data)
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
 from regard.attention.multihead import Cache
+from regard.attention.places import places
 from regard.attention.positions import POSITIONS, RotaryScaling, of_layer, with_aliases
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
@@ -282,9 +282,9 @@ class GPT(nn.Module):
             prefix: first tokens of each text that see each other in both directions
         """
         if at is None and documents is not None:
-            at = within(documents).unsqueeze(-1)
+            at = within(documents)
         if at is None:
-            at = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
+            at = places(0, ids.shape[1], ids.device)
         masks = self._masks(ids.shape[1], documents, prefix)
         return self._read(ids, at, at, masks)
 
@@ -338,7 +338,7 @@ class GPT(nn.Module):
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
             masks = self._masks(length, None, self.prefix_of(prompts))
-            at = torch.arange(length, device=source.device).unsqueeze(-1)
+            at = places(0, length, source.device)
             if bool((prompts != length).any()):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
             self._read(source[:, :-1], at, at, masks, caches)

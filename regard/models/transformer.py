@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.masks import Mask, Padding
+from regard.attention.places import places
 from regard.attention.positions import POSITIONS, Position, of_layer, with_aliases
 from regard.errors import lookup
 from regard.layers.block import (
@@ -149,7 +150,7 @@ class Transformer(nn.Module):
         self, source: Int[Tensor, "b s"], mask: Mask | None = None
     ) -> Float[Tensor, "b s w"]:
         """Read source tokens into a memory."""
-        at = torch.arange(source.shape[1], device=source.device).unsqueeze(-1)
+        at = places(0, source.shape[1], source.device)
         x = self.source(source, at)
         shared = self.source.position.shared(at, at, mask)
         rest = {"norm": self.encoder_norm, "at": at, "mask": mask, "bias": shared}

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from regard.attention.dropout import dropout
 from regard.attention.masks import Padding
+from regard.attention.places import places
 from regard.errors import UsageError, lookup
 from regard.layers.block import (
     BlockConfig,
@@ -146,7 +147,7 @@ class Whisper(nn.Module):
             x = self.stem(sound, real)
         lengths = self.out_lengths(lengths)
         mask = Padding.of(lengths, x.shape[1])
-        at = torch.arange(x.shape[1], device=x.device).unsqueeze(-1)
+        at = places(0, x.shape[1], x.device)
         x = run_blocks(self.encoder, x, norm=self.encoder_norm, at=at, mask=mask)
         return zero_padding(x, mask), lengths
 

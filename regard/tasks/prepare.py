@@ -32,6 +32,7 @@ from regard.tasks.frame.recipe import (
     parameters,
     save_generation,
     set_aside,
+    share_batches,
     trainable,
     update_recipe,
     write_recipe,
@@ -222,6 +223,7 @@ def prepare(
     if recipe is None:
         settings, choice = objective.suit(settings, values, data)
     begun = check_resume(folder, settings, data.sha, data.split)
+    settings = share_batches(settings, begun)
     broken = set_aside(folder, quiet) if begun and distributed.is_main() else {}
     distributed.barrier()
     codec = objective.codec(data, settings, CodecBuilder(folder, begun, origin), origin)
@@ -429,7 +431,7 @@ def _epoch(settings: TrainSettings, training: Training) -> float | None:
     """Steps that read everything once, if that is asked."""
     if settings.epochs is None:
         return None
-    return training.epoch() / (settings.accumulate * distributed.world_size())
+    return training.epoch() / settings.batches
 
 
 def _begin(

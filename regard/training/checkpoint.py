@@ -19,7 +19,7 @@ _MANIFEST = "manifest.json"
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors to a file and make it durable."""
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, path)
     except SafetensorError as error:
         raise system_error(error) from error
     with open(path, "rb") as file:

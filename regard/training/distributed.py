@@ -243,12 +243,19 @@ def _shared_sum(count: int, dtype: torch.dtype) -> SharedSum | None:
 
 def all_reduce_grads(
     tensors: list[Tensor], max_norm: float = math.inf
-) -> tuple[list[Tensor], float]:
+) -> tuple[list[Tensor], float | Tensor]:
     """Return the sums of tensors over all processes, clipped to a total norm, and that norm before.
 
-    The sums are valid until the next call and must not be changed, since processes share them.
+    The sums are valid until the next call and must not be changed, since processes share them. On
+    an accelerator the norm stays there, so that the host does not wait for it.
     """
     if world_size() == 1:
+        if tensors and tensors[0].device.type != "cpu":
+            long = nn.utils.get_total_norm(tensors, foreach=True)
+            share = (max_norm / long).clamp(max=1.0)
+            for tensor in tensors:
+                tensor *= share
+            return tensors, long
         if (norm := native.l2_norm(tensors)) is None:
             norm = float(nn.utils.get_total_norm(tensors, foreach=True))
         if norm > max_norm:

@@ -50,7 +50,8 @@ class NativeAdamW(AdamW):
         """Update all parameters."""
         pairs = [(p, group) for group in self.param_groups for p in group["params"]]
         used = [(p, group, self.state[p]) for p, group in pairs if p.grad is not None]
-        if not used or not all("exp_avg" in state for *_, state in used):
+        on_cpu = all(p.device.type == "cpu" for p, *_ in used)
+        if not used or not on_cpu or not all("exp_avg" in state for *_, state in used):
             super().step(closure)  # which initialises the state
             return
         counts = [state["step"] for *_, state in used]

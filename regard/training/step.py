@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention.kernels import deferred_checks
 from regard.data.seeds import mix
 from regard.errors import UsageError
 from regard.files.weights import learned_state
@@ -50,7 +51,9 @@ class LoopSettings:
     layer_decay: float = setting(1.0, "layer-wise learning-rate decay", above=0, max=1)
     beta2: float = setting(0.98, "AdamW beta2", min=0, max=0.99999)
     clip: float = setting(1.0, "gradient clipping norm; 0 disables it", min=0)
-    accumulate: int = setting(1, "gradient accumulation steps", min=1)
+    batches: int | None = setting(
+        None, "batches of a step, over all processes; one each unless given", min=1, max=2**20
+    )
     ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
     average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
     valid_every: int | None = setting(None, "steps between validations", min=1, group="length")
@@ -125,25 +128,22 @@ def one_step(
     model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
     """Make one update; return loss per token, gradient norm, tokens read, and if all was finite."""
-    rank, size, parts = distributed.rank(), distributed.world_size(), settings.accumulate
-    rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
-    rng.manual_seed(mix(settings.seed, "step", n, rank))
-    batches = [task.batch((n * parts + i) * size + rank) for i in range(parts)]
-    counts = [task.count(batch) for batch in batches]
+    rank, size = distributed.rank(), distributed.world_size()
+    each = settings.batches or size
+    numbers = range(n * each + rank, (n + 1) * each, size)
+    batches = [(number, task.batch(number)) for number in numbers]
+    counts = [task.count(batch) for _, batch in batches]
     total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
-    loss, kind = torch.zeros(()), DTYPES[settings.dtype]
-    for batch in batches:
-        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
-            part = task.loss(model, batch) / total
-        part.backward()
-        loss += part.detach().cpu()
-    trained = (p for group in optimiser.param_groups for p in group["params"])
-    parameters = [p for p in trained if p.grad is not None]
-    grads = [p.grad for p in parameters if p.grad is not None]
-    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-    (loss,) = distributed.all_reduce(float(loss))
+    with deferred_checks() as checks:
+        summed = _backward(model, task, settings, batches, total)
+    long = _share_grads(optimiser, settings)
+    loss, norm, checked = numbers_of(summed, long, checks.total(summed))
+    loss, checked = distributed.all_reduce(loss, checked)
+    if not math.isfinite(checked):  # what lies behind a mask may have spread
+        optimiser.zero_grad(set_to_none=True)
+        summed = _backward(model, task, settings, batches, total)
+        loss, norm = numbers_of(summed, _share_grads(optimiser, settings))
+        (loss,) = distributed.all_reduce(loss)
     finite = math.isfinite(loss) and math.isfinite(norm)
     if finite:
         for group in optimiser.param_groups:
@@ -151,6 +151,46 @@ def one_step(
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
     return loss, norm, int(read), finite
+
+
+def numbers_of(*numbers: float | Tensor) -> list[float]:
+    """Numbers as the host knows them; those on an accelerator are read all at once."""
+    tensors = [x for x in numbers if isinstance(x, Tensor)]
+    read = iter(torch.stack([x.float() for x in tensors]).tolist())
+    return [next(read) if isinstance(x, Tensor) else x for x in numbers]
+
+
+def _share_grads(optimiser: torch.optim.Optimizer, settings: LoopSettings) -> float | Tensor:
+    """Add the gradients of all processes up and clip them; return their norm before."""
+    trained = (p for group in optimiser.param_groups for p in group["params"])
+    parameters = [p for p in trained if p.grad is not None]
+    grads = [p.grad for p in parameters if p.grad is not None]
+    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    return norm
+
+
+def _backward(
+    model: nn.Module,
+    task: Trainable,
+    settings: LoopSettings,
+    batches: list[tuple[int, Any]],
+    total: float,
+) -> Tensor:
+    """Add the gradients of numbered batches up; return their summed loss divided by a total.
+
+    What is random depends on the number of a batch alone, not on which process reads it.
+    """
+    rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
+    loss, kind = torch.zeros((), device=settings.device), DTYPES[settings.dtype]
+    for number, batch in batches:
+        rng.manual_seed(mix(settings.seed, "step", number, 0))
+        with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
+            part = task.loss(model, batch) / total
+        part.backward()
+        loss += part.detach()
+    return loss
 
 
 def measure(

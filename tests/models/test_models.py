@@ -355,18 +355,18 @@ def size(model: nn.Module, x: Tensor, n: int) -> int:
     return n * model.stride if x.ndim == 3 else n  # type: ignore
 
 
-def ask(model: nn.Module, texts: list[Tensor], lengths: list[int] | None = None) -> Tensor:
+def ask(model: nn.Module, texts: list[Tensor], lengths: list[int] | Tensor | None = None) -> Tensor:
     """Return what the model says of texts, (b, l, ...), or (b, ...) of each as a whole."""
     if isinstance(model, Conformer):
         sound, *target = texts
-        rows = None if lengths is None else torch.tensor(lengths) * model.stride
+        rows = None if lengths is None else torch.as_tensor(lengths) * model.stride
         if not (target and model.config.ctc):
             return model(sound, rows, *target)
         # what both heads say, side by side, of one memory
         memory, rows = model.encode(sound, rows)
         written = model.head(model.decode(memory, rows, *target))
         return torch.cat([written, model.ctc_logits(memory, rows)], -1)
-    rows = [] if lengths is None else [torch.tensor(lengths)] * len(texts)
+    rows = [] if lengths is None else [torch.as_tensor(lengths)] * len(texts)
     return model(*texts, *rows)
 
 

@@ -131,7 +131,7 @@ LAVISH = {
     "drop_path": 0.2,
     "dropout": 0.1,
     "layer_decay": 0.8,
-    "accumulate": 2,
+    "batches": 2,
     "save_every": 1000,
 }
 

@@ -67,7 +67,7 @@ class Case:
 FEATURES = {"feature_rows": 64, "feature_dropout": 0.2, "bpe_dropout": 0.3, "word_dropout": 0.2}
 FEATURES |= {"dropout": 0.1, "ema": 0.9}
 AUGMENTED = {"augment": "flip+crop+trivial", "erase": 0.3, "mixup": 0.2, "cutmix": 1.0}
-AUGMENTED |= {"drop_path": 0.2, "dropout": 0.1, "layer_decay": 0.8, "accumulate": 2, "share": 0.9}
+AUGMENTED |= {"drop_path": 0.2, "dropout": 0.1, "layer_decay": 0.8, "batches": 2, "share": 0.9}
 
 CASES = {
     "translate": Case("translate", {**WRITES, "vocabularies": "joint"}),
@@ -160,7 +160,7 @@ def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
         assert main([*words, f"out={whole}"]) == 0
 
     def stopping(self, n):
-        if n == 3 * asked.resumed.get("accumulate", 1):
+        if n == 3 * asked.resumed.get("batches", 1):
             raise KeyboardInterrupt
         return batch(self, n)
 

@@ -279,7 +279,7 @@ def test_the_loss_is_the_weighted_sum_of_both_heads(both, weight):
     pairs = [utterance(n) for n in range(3)]
     rows = [np.array(tokenizer.encode(text)) for _, text in pairs]
     sound = pad_sounds([both.format.spectrogram(samples) for samples, _ in pairs])
-    batch = make_batch(rows, *sound, tokenizer)
+    batch = make_batch(rows, *sound, int(sound[1].sum()), tokenizer)
     expected = 0.0
     for (samples, _), row in zip(pairs, rows, strict=True):  # one by one, without padding
         memory, lengths = model.encode(both.format.spectrogram(samples)[None])

@@ -20,7 +20,7 @@ def model_and_batch():
         mels=8, vocab=tokenizer.vocab, channels=4, depth=4, block=block, kernel=3
     )
     rows = [np.array(tokenizer.encode(text), dtype=np.int64) for text in ("ABC", "CAB A")]
-    batch = make_batch(rows, torch.randn(2, 60, 8), torch.tensor([41, 60]), tokenizer)
+    batch = make_batch(rows, torch.randn(2, 60, 8), torch.tensor([41, 60]), 101, tokenizer)
     return Conformer(config).eval(), batch
 
 

@@ -244,12 +244,12 @@ def some_batch(first: int, last: int, length: int) -> PairBatch:
     )
 
 
-def gradients_of_a_step(batches, accumulate: int) -> tuple[float, list[torch.Tensor]]:
+def gradients_of_a_step(batches, count: int) -> tuple[float, list[torch.Tensor]]:
     torch.manual_seed(0)
     block = BlockConfig(width=16, heads=2, ffn_width=32, dropout=0.0)
     config = TransformerConfig(30, 30, encoder_depth=1, decoder_depth=1, block=block)
     model = Transformer(config).double().train()
-    settings = LoopSettings(accumulate=accumulate, clip=0.0)
+    settings = LoopSettings(batches=count, clip=0.0)
     seen = []
 
     class Watched(torch.optim.SGD):

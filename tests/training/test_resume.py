@@ -41,7 +41,7 @@ SETTINGS = {
     "lr": 0.01,
     "ema": 0.9,
     "average": 2,
-    "accumulate": 2,
+    "batches": 2,
     "bpe_dropout": 0.1,
     "save_every": 0.05,
     "threads": 1,

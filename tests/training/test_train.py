@@ -212,7 +212,7 @@ def test_what_is_drawn_in_a_step_depends_on_seed_and_number_alone():
 
 def test_accumulation_reads_the_batches_in_their_order():
     model, task = Line(), Points()
-    settings = LoopSettings(accumulate=3)
+    settings = LoopSettings(batches=3)
     for n in range(2):
         one_step(model, task, settings, build_optimiser(model, lr=0.1), n, 0.1)
     assert task.seen == [0, 1, 2, 3, 4, 5]

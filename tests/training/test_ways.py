@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.cli import main
+from regard.tasks.prepare import Training
 
 STEPS = 12
 SETTINGS = {
@@ -44,7 +46,7 @@ def losses(out: Path) -> list[float]:
 def plain(data, tmp_path_factory) -> list[float]:
     """Return the losses of one process that adds two batches up."""
     out = tmp_path_factory.mktemp("plain") / "out"
-    regard.train("translate", quiet=True, data=str(data), out=str(out), accumulate=2, **SETTINGS)
+    regard.train("translate", quiet=True, data=str(data), out=str(out), batches=2, **SETTINGS)
     return losses(out)
 
 
@@ -80,15 +82,15 @@ def test_two_processes_are_one_that_accumulates(data, plain, tmp_path, start, mo
 def test_batches_that_processes_accumulate_are_read_once_each(data, tmp_path):
     """Two processes that add two batches up read the four that one process adds up."""
     few = {"steps": 3, "valid_every": 3}
-    settings = {**SETTINGS, **few, "accumulate": 4}
+    settings = {**SETTINGS, **few, "batches": 4}
     regard.train("translate", quiet=True, data=str(data), out=str(tmp_path / "one"), **settings)
-    train_by_command(data, tmp_path / "two", "-m", "regard", processes=2, accumulate=2, **few)
+    train_by_command(data, tmp_path / "two", "-m", "regard", processes=2, batches=4, **few)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-4)
 
 
 def test_compiled_is_the_same_training(data, plain, tmp_path):
     out = tmp_path / "out"
-    settings = {**SETTINGS, "accumulate": 2, "compile": True, "steps": 3, "warmup": 4}
+    settings = {**SETTINGS, "batches": 2, "compile": True, "steps": 3, "warmup": 4}
     regard.train("translate", quiet=True, data=str(data), out=str(out), **settings)
     assert losses(out) == pytest.approx(plain[:3], abs=2e-4)
 
@@ -96,8 +98,38 @@ def test_compiled_is_the_same_training(data, plain, tmp_path):
 @pytest.mark.usefixtures("bfloat16")
 def test_half_precision_learns_as_well(data, plain, tmp_path):
     out = tmp_path / "out"
-    settings = {**SETTINGS, "accumulate": 2, "dtype": "bfloat16"}
+    settings = {**SETTINGS, "batches": 2, "dtype": "bfloat16"}
     regard.train("translate", quiet=True, data=str(data), out=str(out), **settings)
     half = losses(out)
     assert half != plain
     assert half == pytest.approx(plain, abs=0.05)
+
+
+def test_a_run_goes_on_with_any_number_of_processes_that_share_its_batches(
+    data, plain, tmp_path, monkeypatch, capsys
+):
+    """Dropout is on: what is random depends on the batch, not on who reads it."""
+    words = {"data": data, "batches": 2, **SETTINGS, "dropout": 0.2, "save_every": 0}
+    for name, stop in (("whole", STEPS * 2), ("part", 2 * 5)):
+        read = Training.batch
+
+        def stopping(self, n, stop=stop, read=read):
+            if n == stop:
+                raise KeyboardInterrupt
+            return read(self, n)
+
+        monkeypatch.setattr(Training, "batch", stopping)
+        given = [f"{key}={value}" for key, value in {**words, "out": tmp_path / name}.items()]
+        assert main(["train", "translate", *given, "--quiet"]) == (0 if name == "whole" else 130)
+        monkeypatch.undo()
+    capsys.readouterr()
+    given = [f"{key}={value}" for key, value in {**words, "out": tmp_path / "part"}.items()]
+    again = [sys.executable, "-m", "regard", "train", "translate", *given]
+    three = subprocess.run([*again, "processes=3"], capture_output=True, text=True)
+    assert three.returncode == 2 and "divide 2" in three.stderr, three.stderr
+    two = subprocess.run([*again, "processes=2"], capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    whole, part = losses(tmp_path / "whole"), losses(tmp_path / "part")
+    assert len(whole) == len(part) == STEPS
+    assert part == pytest.approx(whole, rel=1e-5)
+    assert whole != pytest.approx(plain, rel=1e-3)  # dropout does something

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from regard.attention.places import range_of
 from regard.attention.positions.base import GrowingTable, Position
 from regard.errors import UsageError
 
@@ -85,9 +86,10 @@ class Learned(Position):
         """Add the vectors of the positions."""
         last = self.table.num_embeddings
         known = not (at.is_meta or torch.compiler.is_compiling())
-        if known and at.numel() and int(at.max()) >= last:
+        in_doubt = known and at.numel() > 0 and max(range_of(at).last) >= last
+        if in_doubt and (furthest := int(at.max())) >= last:
             raise UsageError(
-                f"position {int(at.max())} is past the {last} learned ones; "
+                f"position {furthest} is past the {last} learned ones; "
                 "shorten the input or train with a larger max_length"
             )
         return x + self.table(at[..., 0])

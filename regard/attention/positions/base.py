@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.masks import Mask
-from regard.attention.once import once
-from regard.attention.shapes import has_numbers
+from regard.attention.places import known_range, range_of
 from regard.errors import UsageError
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -121,7 +120,8 @@ class GrowingTable:
         """Return the rows of numbers (...), (..., width)."""
         known = not (at.is_meta or at.is_floating_point() or torch.compiler.is_compiling())
         if known and at.numel():
-            low, high = (int(x) for x in torch.aminmax(at)) if at.numel() > 1 else [int(at)] * 2
+            low, axes, _ = range_of(at)
+            high = max(axes)
             first, rows = self.kept.get((dtype, at.device), (0, at.new_empty(0, 1)))
             if low < first or high >= first + len(rows):
                 first, rows = self._grow(min(low * 2, first), max(high * 2, 255), dtype, at.device)
@@ -153,18 +153,20 @@ def relative_distance(q_at: Tensor, k_at: Tensor) -> Tensor:
     return q_at - k_at.mT
 
 
-def count_up(q_at: Tensor, k_at: Tensor) -> bool:
-    """True if queries and keys are the same places (l, 1), each one further than the last."""
-    if q_at is not k_at or q_at.ndim != 2 or q_at.shape[-1] != 1:
-        return False
-    return not has_numbers(q_at) or once(lambda: bool((q_at.diff(dim=0) == 1).all()), q_at)
+def distance_range(distances: Tensor, *sides: Tensor) -> tuple[int, int]:
+    """Least of the distances, and how many there are up to the largest.
 
-
-def distance_range(distances: Tensor) -> tuple[int, int]:
-    """Return the least of the distances, and how many there are up to the largest."""
+    `sides` are the positions of queries and of keys; where the host knows their ranges, no number
+    is read.
+    """
     if distances.is_meta or not distances.numel():
         return 0, 1
-    low, high = (int(x) for x in torch.aminmax(distances))
+    known = [each for at in sides if (each := known_range(at))]
+    if len(known) == 2:
+        q, k = known
+        low, high = q.first - k.last[0], q.last[0] - k.first
+    else:
+        low, high = (int(x) for x in torch.aminmax(distances))
     return low, high - low + 1
 
 

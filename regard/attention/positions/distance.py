@@ -29,7 +29,7 @@ class Distance(Position):
         """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
         pairs = relative_distance(q_at, k_at)
         one_by_one = pairs.is_meta or pairs.is_floating_point() or torch.compiler.is_compiling()
-        low, count = (0, pairs.numel()) if one_by_one else distance_range(pairs)
+        low, count = (0, pairs.numel()) if one_by_one else distance_range(pairs, q_at, k_at)
         if count < pairs.numel():  # each distance once
             values = self.values(torch.arange(low, low + count, device=pairs.device))
             values = values.index_select(1, (pairs - low).flatten())

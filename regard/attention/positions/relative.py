@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.attention.places import Range, count_up, within_range
 from regard.attention.positions.absolute import sinusoid_table
 from regard.attention.positions.base import (
     Position,
-    count_up,
     distance_range,
     for_heads,
     relative_distance,
 )
-from regard.attention.shapes import has_numbers, repeat_kv
+from regard.attention.shapes import cheap_to_ask, repeat_kv
 from regard.errors import UsageError, lookup
 from regard.settings import setting
 
@@ -89,15 +89,17 @@ class XL(Position):
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
         """Scores of queries with distances."""
         q = (q + self.v) * q.shape[-1] ** -0.5
-        if count_up(q_at, k_at):
+        if q_at is k_at and count_up(q_at):
             last = q.shape[-2] - 1
-            places = self._places(torch.arange(last, -last - 1, -1, device=q.device), q.dtype)
+            falling = torch.arange(last, -last - 1, -1, device=q.device)
+            places = self._places(within_range(falling, Range(-last, (last,))), q.dtype)
             # all sentences in one product for each head
             products = q.transpose(0, 1).flatten(1, 2) @ places.mT
             return shifted(products.unflatten(1, (q.shape[0], -1))).transpose(0, 1)
         distances = relative_distance(q_at, k_at)
-        low, count = distance_range(distances)
-        places = self._places(torch.arange(low, low + count, device=q.device), q.dtype)
+        low, count = distance_range(distances, q_at, k_at)
+        rising = torch.arange(low, low + count, device=q.device)
+        places = self._places(within_range(rising, Range(low, (low + count - 1,))), q.dtype)
         return (q @ places.mT).gather(-1, for_heads(distances - low, q))
 
     def _places(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,7 +240,8 @@ class Disentangled(Position):
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
         """Scores of queries with distances, and of distances with keys."""
         rows = self.rows(relative_distance(q_at, k_at))
-        low, count = distance_range(rows) if has_numbers(rows) else (0, 2 * self.side)
+        # on an accelerator, asking takes longer than what it saves
+        low, count = distance_range(rows) if cheap_to_ask(rows) else (0, 2 * self.side)
         assert project is not None
         at_q, at_k = project(self.norm(self.table.weight[low : low + count]))
         rows = for_heads(rows - low, q)

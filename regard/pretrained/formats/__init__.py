@@ -73,4 +73,5 @@ def fitting(family: str, config: Any, task: str) -> tuple[Format, dict[str, Any]
         raise UsageError(f"no public format holds a {family} for {task}; export another model")
     like = _EXPORTABLE.get(family)
     remedy = f"; one trained with {like} alone can be exported" if like else ""
+    remedy += "; or try format=onnx"
     raise UsageError(f"no public format holds this {family}; nearest is {min(nearest)[1]}{remedy}")

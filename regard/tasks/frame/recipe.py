@@ -4,9 +4,10 @@ import hashlib
 import json
 import platform
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from regard.files import read_json, write_atomically
 from regard.files.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
 from regard.tasks.frame.settings import TrainSettings, flat
+from regard.training import distributed
+
+_S = TypeVar("_S", bound=TrainSettings)
 
 # settings that may differ when a run is resumed, since they do not change what it computes
 # (of data, the hash of what they hold is compared)
@@ -31,7 +35,9 @@ RESUME_MAY_DIFFER = {
     "test",
     "watch_every",
     "probes",
+    "processes",
 }
+FOLLOWS = {"warmup", "batches"}  # from the steps, and from the processes that began the run
 _UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
 _REWRITTEN = {"config.json", "generation_config.json"}
@@ -58,7 +64,7 @@ def check_resume(
             continue
         if only is not None and key not in only:
             continue
-        if key == "warmup" and value is None:  # it follows from the steps, then and now
+        if key in FOLLOWS and value is None:
             continue
         if key in before and before[key] != value:
             raise UsageError(
@@ -76,6 +82,23 @@ def check_resume(
             "restore them to go on, or give another out= to begin anew"
         )
     return recipe
+
+
+def share_batches(settings: _S, begun: Mapping[str, Any] | None) -> _S:
+    """Settings with the batches of a step over all processes: as the run was begun, or one each.
+
+    So a run is the same on any number of processes that divides them.
+    """
+    size, before = distributed.world_size(), (begun or {}).get("settings", {})
+    batches = before.get("batches") or settings.batches or size
+    if begun and "batches" not in before:  # begun when each process had its own
+        batches = before.get("accumulate", 1) * before.get("processes", 1)
+    if batches % size:
+        raise UsageError(
+            f"a step reads batches={batches}, which {size} processes cannot share evenly; "
+            f"start as many processes as divide {batches}"
+        )
+    return replace(settings, batches=batches)
 
 
 def other_bits(folder: Path, recipe: Mapping[str, Any]) -> list[str]:

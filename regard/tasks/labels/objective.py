@@ -180,6 +180,8 @@ def label_lesson(
 
 def tokens_of(runner: Runner[Any], batch: Any) -> int:
     """Number of tokens of a batch: what lengths count, or the places of a grid."""
+    if batch.tokens is not None:
+        return batch.tokens
     if batch.lengths is not None:
         return int(batch.lengths.sum())
     height, width = runner.model.grid(tuple(batch.inputs.shape[2:]))

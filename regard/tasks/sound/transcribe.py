@@ -129,8 +129,9 @@ class SpeechObjective(Objective[TranscribeTrain, SoundData, MediaCodec]):
         def too_short(i: int, frames: int) -> bool:
             return int(model.out_lengths(torch.tensor(frames))) < needed[i]
 
-        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor) -> SpeechBatch:
-            return make_batch([train.rows[i] for i in picked], sound, lengths, tokenizer, begin)
+        def make(picked: np.ndarray, sound: Tensor, lengths: Tensor, frames: int) -> SpeechBatch:
+            texts = [train.rows[i] for i in picked]
+            return make_batch(texts, sound, lengths, frames, tokenizer, begin)
 
         def loss(batch: SpeechBatch) -> Tensor:
             smoothing, inter = settings.label_smoothing, settings.inter_ctc
@@ -193,9 +194,10 @@ def valid_loss(runner: Runner[Any], sounds: Sounds, settings: TranscribeTrain) -
     for start in range(0, len(sounds), _VALID_GROUP):
         places = range(start, min(len(sounds), start + _VALID_GROUP))
         features = [recogniser.spectrogram(sounds.read(i)) for i in places]
-        sound = pad_sounds(features, runner.device)
+        sound, lengths = pad_sounds(features, runner.device)
         texts = [rows[i] for i in places]
-        batch = make_batch(texts, *sound, recogniser.tokenizer, recogniser.decoder.begin)
+        frames, begin = sum(map(len, features)), recogniser.decoder.begin
+        batch = make_batch(texts, sound, lengths, frames, recogniser.tokenizer, begin)
         total += float(speech_loss(runner.model, batch, settings.ctc_weight or 0.0, 0.0))
         tokens += batch.tokens
     return total / tokens

@@ -247,6 +247,7 @@ def make_batch(
     rows: Sequence[np.ndarray],
     sound: Tensor,
     lengths: Tensor,
+    frames: int,
     tokenizer: Tokenizer,
     begin: Sequence[int] = (),
 ) -> SpeechBatch:
@@ -267,7 +268,7 @@ def make_batch(
         reads.to(device),
         writes.to(device),
         sum(len(row) + 1 for row in rows),
-        int(lengths.sum()),
+        frames,
     )
 
 

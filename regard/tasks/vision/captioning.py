@@ -28,7 +28,7 @@ from regard.settings import setting
 from regard.tasks.frame.answers import RankedText
 from regard.tasks.frame.settings import derived
 from regard.tasks.vision.photos import ImageEvalSettings, ImageRunSettings, ImageTrainSettings
-from regard.training.loss import linear_cross_entropy
+from regard.training.loss import linear_cross_entropy, true_places
 from regard.viewer.settings import ImageLookSettings
 
 CAPTIONER = "captioner"
@@ -196,7 +196,9 @@ class CaptionBatches:
         device = self.settings.device
         shifted = shift(captions, self.tokenizer, device)
         images = self.format.normalise(pixels.to(device))
-        return CaptionBatch(images, *shifted, int((shifted.targets >= 0).sum()))
+        return CaptionBatch(
+            images, *shifted, sum(len(row) + 1 for some in captions for row in some)
+        )
 
     def epoch(self) -> float:
         """Return in how many batches all images are read once."""
@@ -217,7 +219,7 @@ def caption_loss(
     """
     hidden = model.hidden(batch.images, batch.inputs, tape)
     real = batch.targets >= 0
-    places = real.flatten().nonzero().squeeze(-1)
+    places = true_places(real, batch.tokens)
     vectors, targets = hidden.flatten(0, 1)[places], batch.targets.flatten()[places]
     weight, bias = model.head.weight, model.head.bias
     loss = linear_cross_entropy(vectors, weight, targets, bias=bias, smoothing=smoothing)
