@@ -431,7 +431,7 @@ def _epoch(settings: TrainSettings, training: Training) -> float | None:
     """Steps that read everything once, if that is asked."""
     if settings.epochs is None:
         return None
-    return training.epoch() / settings.batches
+    return training.epoch() / (settings.batches or distributed.world_size())
 
 
 def _begin(

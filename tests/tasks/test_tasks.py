@@ -78,7 +78,10 @@ CASES = {
         "fill", {**READS, "objective": "masked"}, lambda folder: "the [MASK] dog", "language"
     ),
     "classify": Case(
-        "classify", WRITES, resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0}
+        "classify",
+        WRITES,
+        exports=False,
+        resumed={**FEATURES, "features": "bigrams", "r_drop": 1.0},
     ),
     "tag": Case(
         "tag",
