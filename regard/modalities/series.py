@@ -261,7 +261,8 @@ class SeriesBatches:
         series, lengths = stack([self.series[i] for i in picked])
         rng = step_rng(self.settings.seed, n)
         made = self.augment(series, lengths, self.numbers[torch.from_numpy(picked)], rng)
-        return LabelledBatch(*(part.to(device) for part in made))
+        inputs, lengths, targets = (part.to(device) for part in made)
+        return LabelledBatch(inputs, lengths, targets, tokens=int(made[1].sum()))
 
     def epoch(self) -> float:
         """Number of batches in which all series are read once."""

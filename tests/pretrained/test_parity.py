@@ -461,6 +461,7 @@ def test_a_starter_that_no_format_holds_is_refused_by_name(tmp_path: Path):
         regard.export("fashion", format="huggingface", out=str(tmp_path / "out"))
     assert str(refused.value) == (
         "no public format holds this vit; nearest is deit, but for stem='early', "
-        "tokens=0, pool='attention'; one trained with like=vit alone can be exported; or try format=onnx"
+        "tokens=0, pool='attention'; one trained with like=vit alone can be exported; "
+        "or try format=onnx"
     )
     regard.export("shakespeare", format="huggingface", out=str(tmp_path / "out"))

@@ -180,10 +180,8 @@ def label_lesson(
 
 def tokens_of(runner: Runner[Any], batch: Any) -> int:
     """Number of tokens of a batch: what lengths count, or the places of a grid."""
-    if batch.tokens is not None:
-        return batch.tokens
-    if batch.lengths is not None:
-        return int(batch.lengths.sum())
+    if (tokens := batch.tokens) is not None:
+        return tokens
     height, width = runner.model.grid(tuple(batch.inputs.shape[2:]))
     return len(batch.inputs) * height * width
 

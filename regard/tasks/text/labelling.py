@@ -145,6 +145,11 @@ class LabelBatch(NamedTuple):
         """Number of tokens of each text."""
         return self.texts.lengths
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens without padding."""
+        return self.texts.tokens
+
 
 @dataclass(frozen=True)
 class LabelTextCodec(TextCodec):
