@@ -231,7 +231,7 @@ def read_record(line: str, where: str, choose: Choose) -> tuple[Any, dict[str, A
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
     if not isinstance(record, dict):
-        raise UsageError(f"{where}: {line[:40]!r} is no JSON object, as the first line is")
+        raise UsageError(f"{where}: {line[:40]!r} is not a JSON object, unlike the first line")
     return text_of(record, where, choose)
 
 

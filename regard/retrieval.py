@@ -53,9 +53,9 @@ class IndexSettings:
 class SearchSettings:
     """Settings of `search`."""
 
-    n: int = setting(5, "entries to return", min=1, max=100_000)
-    model: str | None = setting(None, "where the model of the index lies now, if it was moved")
-    exact: bool = setting(False, "compare all vectors, though there is an approximate index")
+    n: int = setting(5, "number of results", min=1, max=100_000)
+    model: str | None = setting(None, "path of the index's model, if it has moved")
+    exact: bool = setting(False, "compare all vectors, even if there is an approximate index")
 
 
 @dataclass(frozen=True)

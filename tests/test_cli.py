@@ -260,7 +260,7 @@ def test_the_first_line_decides_whether_lines_are_json():
     ]
     for bad, message in [
         (b"plain\n", "standard input:2: not JSON"),
-        (b"[1]\n", "is no JSON object"),
+        (b"[1]\n", "is not a JSON object"),
         (b'{"a": 1}\n', "no text; name it"),
         (b'{"src": 1}\n', "no text; name it"),
         (b"[" * 100_000, "not JSON"),

@@ -83,7 +83,7 @@ def test_one_input_gives_one_answer_and_a_list_a_list(translator):
         one[0]
     with pytest.raises(regard.UsageError, match="text"):
         one["txt"]
-    with pytest.raises(regard.UsageError, match="5 is no text"):
+    with pytest.raises(regard.UsageError, match="5 is not a text"):
         translator.run(5)
     assert "score" in one and "nothing" not in one and dict(one)["text"] == one.text
     clothes = regard.load("fashion")

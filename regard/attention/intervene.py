@@ -194,7 +194,7 @@ def _apply(place: Place, function: Callable[[Tensor], Tensor], result: Any) -> A
     if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
         first = function(result[0])
         return result if first is result[0] else (first, *result[1:])
-    raise UsageError(f"{place.name} is {type(result).__name__}, which is no tensor")
+    raise UsageError(f"{place.name} is {type(result).__name__}, which is not a tensor")
 
 
 def _in_context(request: _Request, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -369,7 +369,7 @@ def change(model: nn.Module | Holder, changes: Mapping[str, Change]) -> Iterator
     missed = [place.name for place, _ in chosen if place.name not in reached]
     if missed:
         raise UsageError(
-            f"{', '.join(missed[:5])}: nothing came by while the block ran, so nothing was changed"
+            f"{', '.join(missed[:5])}: not computed inside the `with` block, so nothing was changed"
         )
 
 

@@ -208,7 +208,9 @@ def module_of(model: nn.Module | Holder) -> nn.Module:
     """Return a module, or that of what regard.load returned."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
-        raise UsageError(f"{model!r:.60} is no model; give a module, or what regard.load returned")
+        raise UsageError(
+            f"{model!r:.60} is not a model; give a module, or what regard.load returned"
+        )
     return module
 
 

@@ -55,7 +55,7 @@ class Characters(OwnTokenizer):
                 raise ValueError("of another kind")
             for character in characters:
                 if not isinstance(character, str) or len(character) != 1:
-                    raise ValueError(f"{character!r:.20} is no character")
+                    raise ValueError(f"{character!r:.20} is not a character")
                 character.encode()
             if not 0 < len(characters) <= MOST_PIECES or len(set(characters)) != len(characters):
                 raise ValueError("characters that are missing or double")

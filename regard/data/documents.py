@@ -285,7 +285,7 @@ def read_whole(path: Path) -> str:
         raise UsageError(fault.message if fault else f"{path}:{number}: not UTF-8") from None
     if "\0" in text:
         number = text.count("\n", 0, text.index("\0")) + 1
-        raise UsageError(f"{path}:{number}: a NUL byte, so this is no text; give a text file")
+        raise UsageError(f"{path}:{number}: a NUL byte, so this is not text; give a text file")
     return text.replace("\r\n", "\n")
 
 

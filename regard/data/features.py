@@ -117,7 +117,7 @@ class WordFeatures:
                 f"{path}: expected names and a list of at most {_MAX_FEATURES:,} known features"
             )
         if not all(isinstance(one, str) and 0 < len(one) <= _MAX_LETTERS for one in known):
-            raise UsageError(f"{path}: a known feature that is no short text")
+            raise UsageError(f"{path}: a known feature that is not a short text")
         if len(set(known)) != len(known):
             raise UsageError(f"{path}: known features that are double")
         try:

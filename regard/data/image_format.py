@@ -263,7 +263,7 @@ def _colour(name: str) -> Colour:
         red, green, blue = ImageColor.getrgb(name)[:3]
     except ValueError:
         raise UsageError(
-            f"background={name!r:.40} is no colour; write one such as white, black or #8090a0"
+            f"background={name!r:.40} is not a colour; write one such as white, black or #8090a0"
         ) from None
     return red, green, blue
 

@@ -86,8 +86,8 @@ def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
             line = json.dumps({str(key): _plain(value) for key, value in row.items()})
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(
-                f"row {number} of data holds what is no text, number or list ({error}); of images, "
-                "give files, Parquet or the folder of a saved dataset"
+                f"row {number} of data holds more than text, numbers and lists ({error}); "
+                "for images, give files, Parquet or the folder of a saved dataset"
             ) from None
         digest.update(line.encode() + b"\n")
         yield line + "\n"

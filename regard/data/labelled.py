@@ -58,7 +58,7 @@ class Example(NamedTuple):
             return float(text)
         except ValueError as error:
             raise UsageError(
-                f"{self.where}: {','.join(self.labels)!r:.60} is no number, which is what this "
+                f"{self.where}: {','.join(self.labels)!r:.60} is not a number, which is what this "
                 "model gives to a text"
             ) from error
 
@@ -311,7 +311,7 @@ class _Conllu:
         if not cells[0].isdecimal():
             if re.fullmatch(r"\d+[-.]\d+", cells[0]):
                 return (), ()
-            raise BadRow("columns", f"{cells[0][:20]!r} is no number of a word", "mend the line")
+            raise BadRow("columns", f"{cells[0][:20]!r} is not a word number", "mend the line")
         word, tag = cells[1].strip(), cells[self.at].strip()
         if not word or not tag or (tag == "_" and word != "_"):
             what = f"no word or no {self.name} in it"

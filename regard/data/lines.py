@@ -77,7 +77,7 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
                 with lzma.LZMAFile(file) as unpacked:
                     yield cast(BinaryIO, BufferedReader(Unpacked(unpacked, file, path)))
             elif path.suffix in (".gz", ".xz"):
-                raise UsageError(f"{path}: is no {path.suffix} data; rename it, or fetch it again")
+                raise UsageError(f"{path}: not {path.suffix} data; rename it, or fetch it again")
             else:
                 yield file
     except EOFError as error:
@@ -205,7 +205,7 @@ def scan_stream(file: Any, name: str) -> Iterator[tuple[int, str, Fault | None]]
 def find_fault(raw: bytes, text: str, where: str) -> Fault | None:
     """Say what is wrong with the bytes of a line, if anything is."""
     if 0 in raw:
-        what = f"a NUL byte at byte {raw.index(0) + 1}, so this is no text"
+        what = f"a NUL byte at byte {raw.index(0) + 1}, so this is not text"
         return Fault("binary", where, what, "give a text file, or a table such as CSV or Parquet")
     if len(text) > LONGEST_LINE:
         what = f"a line of over {LONGEST_LINE:,} characters"

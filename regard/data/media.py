@@ -168,7 +168,7 @@ class Media:
         elif loose:
             notes.append(f"{folder}: {len(loose)} {of} outside the class folders passed over")
         if others:
-            notes.append(f"{len(others):,} files that are no {of} passed over, such as {others[0]}")
+            notes.append(f"{len(others):,} files skipped that are not {of}, such as {others[0]}")
         return files, notes
 
     def look_at(

@@ -73,7 +73,7 @@ class ScoredPairReader:
             if pair.where == f"{path}:1":
                 notes.append(f"{path}: row 1 has no number for a score, so it is a header")
                 continue
-            bad.append(f"{pair.where}: the score {written.get(pair.where)!r:.40} is no number")
+            bad.append(f"{pair.where}: the score {written.get(pair.where)!r:.40} is not a number")
             if not self.skip_bad:
                 raise UsageError(f"{bad[0]}; set columns=, or drop such rows with skip_bad=true")
         notes += texts.notes

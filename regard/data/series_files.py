@@ -102,7 +102,7 @@ def numbers(cells: Sequence[str], where: str) -> np.ndarray:
     shown = [cell.strip() for cell in cells]
     for cell in shown:
         if not is_number(cell):
-            raise UsageError(f"{where}: {cell!r:.40} is no number; expected numbers, or ?")
+            raise UsageError(f"{where}: {cell!r:.40} is not a number; expected numbers, or ?")
     return np.array([float(cell) if cell not in _MISSING else np.nan for cell in shown])
 
 

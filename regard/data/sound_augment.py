@@ -19,15 +19,15 @@ class SoundAugment:
     """Speed perturbation (Ko et al. 2015), SpecAugment (Park et al. 2019; 2020) and VTLP."""
 
     speeds: tuple[float, ...] = setting(
-        (0.9, 1.0, 1.1), "speeds, of which each sound has one at random", min=0.5, max=2
+        (0.9, 1.0, 1.1), "speeds; each sound gets one at random", min=0.5, max=2
     )
-    time_masks: int = setting(10, "masks over time", min=0, max=100)
-    time_share: float = setting(0.05, "share of the frames in a mask, at most", min=0, max=1)
-    frequency_masks: int = setting(2, "masks over frequencies", min=0, max=100)
-    frequency_share: float = setting(0.33, "share of the filters in a mask, at most", min=0, max=1)
-    time_warp: int = setting(0, "frames by which time is warped, at most", min=0, max=1000)
+    time_masks: int = setting(10, "number of time masks", min=0, max=100)
+    time_share: float = setting(0.05, "maximum share of frames in a mask", min=0, max=1)
+    frequency_masks: int = setting(2, "number of frequency masks", min=0, max=100)
+    frequency_share: float = setting(0.33, "maximum share of filters in a mask", min=0, max=1)
+    time_warp: int = setting(0, "maximum time warp, in frames", min=0, max=1000)
     frequency_warp: float = setting(
-        0.0, "frequencies are scaled by 1 plus or minus this, at most", min=0, max=0.5
+        0.0, "maximum frequency scaling: by 1 plus or minus this", min=0, max=0.5
     )
 
     def check(self) -> "SoundAugment":

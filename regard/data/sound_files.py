@@ -101,7 +101,7 @@ def read_sound(
         array, own = source if isinstance(source, Samples) else (np.asarray(source), rate)
         if not _RATES[0] <= own <= _RATES[1]:
             raise UsageError(
-                f"rate={own:g}; expected {_RATES[0]:,} to {_RATES[1]:,} samples a second"
+                f"rate={own:g}; expected {_RATES[0]:,} to {_RATES[1]:,} sampling rate in Hz"
             )
         samples = _from_array(np.asarray(array), name or "the array", own, most_seconds)
         return np.concatenate(list(_resampled(iter([samples]), own, rate)))

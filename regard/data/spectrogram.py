@@ -33,9 +33,9 @@ class Sizes(NamedTuple):
 class SoundFormat:
     """The spectrograms that a model takes: rate, frames, mel filters, and their normalisation."""
 
-    rate: int = setting(16000, "samples a second", min=1000, max=192_000)
-    mels: int = setting(80, "mel filters", min=1, max=512)
-    window: float = setting(0.025, "seconds of a frame", above=0, max=1)
+    rate: int = setting(16000, "sampling rate in Hz", min=1000, max=192_000)
+    mels: int = setting(80, "number of mel filters", min=1, max=512)
+    window: float = setting(0.025, "frame length in seconds", above=0, max=1)
     hop: float = setting(0.01, "seconds between frames", above=0, max=1)
     features: str = setting("kaldi", "spectrogram", choices=lambda: SPECTROGRAM_KINDS)
     normalise: str = setting(

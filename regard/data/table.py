@@ -430,7 +430,7 @@ def saved_files(folder: Path) -> list[Path]:
         raise UsageError(f"{path}: no list of data files in it; save the set again") from None
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise UsageError(f"{path}: names {name!r:.60}, which is no file beside it")
+            raise UsageError(f"{path}: names {name!r:.60}, which is not a file beside it")
     if not names:
         raise UsageError(f"{path}: names no data file; save the set again")
     return [folder / name for name in names]

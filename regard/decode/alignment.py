@@ -44,7 +44,7 @@ class Aligner:
         self.head: tuple[str, int] | None = None
         if named is not None:
             if not isinstance(named, str) or named not in known:
-                raise UsageError(f"alignment_head={named!r:.60} is no head of cross-attention")
+                raise UsageError(f"alignment_head={named!r:.60} is not a cross-attention head")
             self.head = known[named]
 
     def settle(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:

@@ -49,7 +49,7 @@ def listed(folder: Path) -> dict[str, str]:
     for number, line in enumerate(data.decode(errors="replace").removesuffix("\n").split("\n"), 1):
         if not (match := LINE.fullmatch(line)) or number > _MOST_LINES:
             raise UsageError(
-                f"{path}:{number}: {line[:40]!r} is no SHA-256 and name; {remedy(folder)}"
+                f"{path}:{number}: {line[:40]!r} is not a SHA-256 hash and a name; {remedy(folder)}"
             )
         hashes[match[2]] = match[1]
     return hashes

@@ -61,7 +61,9 @@ def parse_links(text: str, source: int, target: int, where: str) -> set[Link]:
     for word in text.split():
         a, dash, b = word.partition("-")
         if not (dash and a.isdecimal() and b.isdecimal() and max(len(a), len(b)) < 10):
-            raise UsageError(f"{where}: {word!r:.20} is no link; expected source-target, as in 0-2")
+            raise UsageError(
+                f"{where}: {word!r:.20} is not a link; expected source-target, as in 0-2"
+            )
         if int(a) >= source or int(b) >= target:
             raise UsageError(f"{where}: link {word} to one of {source} and {target} words")
         links.add((int(a), int(b)))

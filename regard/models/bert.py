@@ -73,7 +73,7 @@ class BertConfig:
         )
     )
     layers: str = setting(
-        "own", "weights of the layers: own, or shared by all", choices=lambda: _LAYER_WEIGHTS
+        "own", "whether layers share their weights", choices=lambda: _LAYER_WEIGHTS
     )
     position: str = setting("learned", "position embedding", choices=with_aliases(POSITIONS))
     position_base: float = setting(10_000.0, "base of the sinusoids or rotations")

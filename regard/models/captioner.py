@@ -74,7 +74,7 @@ class CaptionerConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     sight: str = setting(
-        "image", "image, or blind: a baseline without one", choices=lambda: _IMAGE_ENCODERS
+        "image", "image; or blind, a baseline without images", choices=lambda: _IMAGE_ENCODERS
     )
 
     @property

@@ -45,7 +45,7 @@ Sound = Float[Tensor, "b t mels"]
 class ConformerConfig:
     """The sizes and parts of a speech encoder, and its heads: CTC, a decoder, both, or labels."""
 
-    mels: int = size_field(80, 4096, "mel filters")
+    mels: int = size_field(80, 4096, "number of mel filters")
     vocab: int = setting(
         32, "vocabulary; a training takes that of the tokenizer", min=0, max=10_000_000
     )

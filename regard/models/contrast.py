@@ -37,7 +37,7 @@ class SimCLRConfig:
 
     inner_width: int = size_field(512, 2**16, "hidden width of the projection")
     width: int = size_field(128, 2**16, "width of the projection")
-    temperature: float = setting(0.2, "temperature of the contrast", min=0.001, max=100)
+    temperature: float = setting(0.2, "temperature of the contrastive loss", min=0.001, max=100)
 
 
 class SimCLR(nn.Module):
@@ -90,7 +90,9 @@ class ImageTextConfig:
         )
     )
     width: int = size_field(128, 2**16, "width of the common space")
-    temperature: float = setting(0.07, "first temperature of the contrast", min=0.001, max=100)
+    temperature: float = setting(
+        0.07, "initial temperature of the contrastive loss", min=0.001, max=100
+    )
 
 
 class ImageTextContrast(nn.Module):

@@ -162,7 +162,7 @@ def build_on_meta(name: str, settings: Any, path: Path, weights: int) -> nn.Modu
     """
     layers = _layers(dataclasses.asdict(settings))
     if layers > 2 * weights + 8:  # some models share their weights between layers
-        raise UsageError(f"{path}: asks for {layers:,} layers, of only {weights:,} weights")
+        raise UsageError(f"{path}: {layers:,} layers are too many for {weights:,} weights")
     try:
         with on_meta():
             return family(name)[1](settings)

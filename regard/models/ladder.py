@@ -43,7 +43,7 @@ class LadderConfig(GPTConfig):
     scale_embedding: bool = True
     init: str = "scaled"
     rung: str = setting("gated", "kind of attention", choices=lambda: RUNGS)
-    gates: int | None = setting(None, "gates of the rung gated; none: one a channel", min=1)
+    gates: int | None = setting(None, "number of gates (rung=gated); none: one per channel", min=1)
 
 
 def past_weights(gates: Float[Tensor, "... l"]) -> Float[Tensor, "... l l"]:

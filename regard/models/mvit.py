@@ -49,7 +49,9 @@ class MViTConfig:
     )
     kernel: int = size_field(3, 63, "kernel size of the pooling")
     key_stride: int = size_field(4, 2**12, "stride of keys and values in the first stage")
-    pooled_queries: str = setting("all", "queries that are pooled", choices=lambda: _POOLED_QUERIES)
+    pooled_queries: str = setting(
+        "all", "which queries are pooled", choices=lambda: _POOLED_QUERIES
+    )
     residual: str = setting(
         "query", "residual of the pooled queries", choices=lambda: POOLED_RESIDUALS
     )

@@ -38,7 +38,7 @@ class SeriesConfig:
 
     labels: int = size_field(2, 10_000_000, "labels; a training takes those of the data")
     channels: int = size_field(1, 2**16, "channels of the series")
-    chunk: tuple[int, ...] = setting((4,), "steps of a token along each axis", min=1, max=2**16)
+    chunk: tuple[int, ...] = setting((4,), "steps per token along each axis", min=1, max=2**16)
     stride: tuple[int, ...] | None = setting(
         None, "steps between tokens; none: chunks do not overlap", min=1, max=2**16
     )

@@ -56,10 +56,10 @@ class SwinConfig:
         default_factory=lambda: BlockConfig(96, 3, 384, feed_forward="gelu", dropout=0.0)
     )
     window: int = setting(7, "window of attention in patches; 0: the whole grid", min=0, max=1024)
-    fit: str = setting("input", "what windows are fitted to", choices=lambda: _WINDOW_SIZES)
+    fit: str = setting("input", "how windows are fitted to the grid", choices=lambda: _WINDOW_SIZES)
     position: str = setting("table", "position embedding", choices=WINDOW_POSITIONS)
     trained: tuple[int, ...] = setting(
-        (), "windows that continuous positions were learned with", min=0, max=1024
+        (), "window size that continuous positions were trained with", min=0, max=1024
     )
     key_bias: bool = setting(True, "bias of the keys")
     merge: str = setting("norm_first", "patch merging", choices=lambda: _MERGES)

@@ -39,7 +39,7 @@ _FRAME_STRIDE = 2  # frames of the spectrogram for each vector of the encoder
 class WhisperConfig:
     """The sizes and parts of a Whisper model."""
 
-    mels: int = size_field(80, 512, "mel filters")
+    mels: int = size_field(80, 512, "number of mel filters")
     vocab: int = size_field(51865, 10_000_000, "vocabulary; a training takes that of the tokenizer")
     encoder_depth: int = size_field(4, 1000, "encoder layers")
     decoder_depth: int = size_field(4, 1000, "decoder layers")

@@ -42,7 +42,7 @@ class Scope:
         module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
         if module is None:
             raise UsageError(
-                f"{model!r:.60} is no model; give a module, or what regard.load returned"
+                f"{model!r:.60} is not a model; give a module, or what regard.load returned"
             )
         self.model = module
         self.plans: dict[object, Any] = {}  # what kernels have made of blocks, checked at each use

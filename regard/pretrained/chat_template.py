@@ -56,13 +56,13 @@ def check_chat(chat: Any) -> dict[str, Any]:
     chat = chat if isinstance(chat, Mapping) else {}
     template, tokens = chat.get("template"), chat.get("tokens")
     if not isinstance(template, str) or len(template) > _LONGEST_TEMPLATE:
-        raise UsageError(f"chat_template is no text of at most {_LONGEST_TEMPLATE:,} letters")
+        raise UsageError(f"chat_template is not a text of at most {_LONGEST_TEMPLATE:,} characters")
     if not isinstance(tokens, Mapping) or len(tokens) > len(_ROLES):
         raise UsageError("the special tokens of its chat template are not an object")
     for name, value in tokens.items():
         known = isinstance(name, str) and name in {f"{role}_token" for role in _ROLES}
         if not known or not isinstance(value, str) or len(value) > _LONGEST_TOKEN:
-            raise UsageError(f"{name!r:.40} of its chat template is no special token")
+            raise UsageError(f"{name!r:.40} of its chat template is not a special token")
     try:
         json.dumps([template, *tokens.values()], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -54,7 +54,7 @@ def unpickle(source: Path, target: Path) -> None:
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]{1,80})", str(error))
         if named is not None:
-            raise Refused(f"it names {named[1]}, which is no part of weights") from None
+            raise Refused(f"it names {named[1]}, which is not part of a state dict") from None
         raise
     if not isinstance(loaded, dict):
         raise Refused(f"it holds a {type(loaded).__name__}; expected tensors by name")

@@ -43,7 +43,7 @@ def _read(theirs: Mapping[str, Any], mels: int, frames: int) -> dict[str, Any]:
     window, hop = integer(theirs, "n_fft", _WINDOW, 8), integer(theirs, "hop_length", _HOP, 1)
     if rate > _MOST_RATE or not hop <= window <= rate:
         raise UsageError(
-            f"sampling_rate={rate}, n_fft={window} and hop_length={hop} are no frames of a sound"
+            f"sampling_rate={rate}, n_fft={window} and hop_length={hop} give no valid frames"
         )
     known: dict[str, Any] = {"feature_size": mels, "nb_max_frames": frames}
     known |= {"n_samples": frames * hop, "chunk_length": frames * hop / rate}

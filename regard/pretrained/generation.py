@@ -82,7 +82,7 @@ def shifted(rules: Mapping[str, Any], by: int) -> dict[str, Any]:
         if isinstance(value, list):
             return [shift(one, key) for one in value]
         if type(value) is not int or value + by < 0:
-            raise UsageError(f"{key}={value!r:.40} is no token that this model writes")
+            raise UsageError(f"{key}={value!r:.40} is not a token of this model's output")
         return value + by
 
     if by and rules.get("sequence_bias"):
@@ -111,7 +111,7 @@ def read_generation(folder: str | Path, task: str) -> dict[str, Any]:
     theirs = {key: value for key, value in theirs.items() if value is not None}
     with errors_in(path):
         if not isinstance(head := theirs.get(_ALIGNMENT_HEAD), str | None):
-            raise UsageError(f"{_ALIGNMENT_HEAD}={head!r:.40} is no text")
+            raise UsageError(f"{_ALIGNMENT_HEAD}={head!r:.40} is not a text")
         if theirs.get(_USUAL) is True:
             theirs.pop("max_new_tokens", None)
         settings = _read(theirs, task)

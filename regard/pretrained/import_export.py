@@ -50,16 +50,18 @@ class ExportSettings:
     """Settings of `export`."""
 
     out: Path | None = setting(None, "folder to write the model to")
-    format: str = setting("huggingface", "tool to write for", choices=_EXPORTS)
+    format: str = setting("huggingface", "format of the export", choices=_EXPORTS)
     dtype: str = setting("float32", "huggingface: type of the weights", choices=EXPORT_DTYPES)
-    max_shard: int | None = setting(None, "huggingface: MB of a file of weights", min=1, max=10**6)
+    max_shard: int | None = setting(
+        None, "huggingface: maximum MB per weight file", min=1, max=10**6
+    )
     quantization: str | None = setting(
         None,
         "ctranslate2: type of the weights",
         choices="regard.pretrained.ctranslate2:QUANTIZATIONS",
     )
     task: str | None = setting(
-        None, "onnx: embed for the vectors of a model of another task", choices=("embed",)
+        None, "onnx: embed exports the vectors of any encoder", choices=("embed",)
     )
 
     @classmethod

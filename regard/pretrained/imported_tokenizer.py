@@ -367,7 +367,7 @@ def _from_json(given: Mapping[str, Any]) -> About:
     if names is not None:
         listed = isinstance(names, list) and 0 < len(names) <= MOST_PIECES
         if not listed or not all(isinstance(name, str | None) for name in names):
-            raise UsageError("'names' are no list of pieces")
+            raise UsageError("'names' is not a list of pieces")
         names, numbers = tuple(names), _ids("numbers", given.get("numbers", []), most=MOST_PIECES)
     frame = TokenFrame(single, pair, types)
     (rows,) = _ids("rows", [given.get("rows", 0)])

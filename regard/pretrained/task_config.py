@@ -62,7 +62,7 @@ def _labels(theirs: Theirs) -> list[str]:
     labels = [names[str(number)] for number in range(len(names))]
     for label in labels:
         if not isinstance(label, str) or len(label) > _LONGEST_LABEL:
-            raise UsageError(f"config.json: the label {label!r:.40} is no short text")
+            raise UsageError(f"config.json: the label {label!r:.40} is not a short text")
     return labels
 
 

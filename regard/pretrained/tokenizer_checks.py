@@ -412,7 +412,7 @@ def check_merges(merges: Any, vocab: Mapping[str, int], prefix: str) -> list[lis
             raise UsageError(f"the merge {pair!r:.40} is not a pair of pieces")
         left, right = pair
         if left not in vocab or right not in vocab:
-            raise UsageError(f"the merge {pair!r:.40} of what is no piece")
+            raise UsageError(f"the merge {pair!r:.40} joins something that is not a piece")
         if left + right[cut:] not in vocab or not right.startswith(prefix):
             raise UsageError(f"the merge {pair!r:.40} does not give a piece")
     return pairs

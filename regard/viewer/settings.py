@@ -17,11 +17,9 @@ class LookSettings:
         None, "layers to draw, by any part of their name: 3, cross, decoder.3; all unless given"
     )
     heads: tuple[str | int, ...] | None = setting(
-        None, "heads to draw: numbers, mean, max or all; what fits unless given"
+        None, "heads to draw: numbers, mean, max or all; as many as fit unless given"
     )
-    movie: bool = setting(
-        False, "play the pictures that a training with watch_every= has kept; takes no input"
-    )
+    movie: bool = setting(False, "play what a training with watch_every= recorded; takes no input")
     candidates: int = setting(5, "candidates to show with their probability", min=1, max=100_000)
     beams: bool = setting(False, "show the tree of hypotheses of the beam search")
     view: str = setting(
@@ -30,11 +28,11 @@ class LookSettings:
         choices=lambda: ("attention", *import_module("regard.viewer.rollout").FOLLOWED),
     )
     cause: str = setting(
-        "none", "cut what the answer depends on: true, or some of tokens, heads and edges"
+        "none", "measure what the answer depends on: true, or some of tokens, heads and edges"
     )
     lens: bool = setting(False, "what the model would answer after each layer")
     patch: bool = setting(
-        False, "put activations of the first of two inputs into the second, place by place"
+        False, "patch activations of the first input into the second, position by position"
     )
 
 
@@ -46,11 +44,11 @@ class ImageLookSettings(LookSettings):
 
     view: str = setting(
         "attention",
-        "what of the attention, or the first filters",
+        "view of the attention, or the first filters",
         choices="regard.viewer.image:VIEWS",
     )
     at: str = setting(
-        "class", "the query: class (token), mean (of all places), or a pixel x,y of the photo"
+        "class", "the query: class (token), mean (over all patches), or a pixel x,y of the photo"
     )
     image: int | None = setting(None, "pixels per side that images are resized to", min=1, max=4096)
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
@@ -63,7 +61,7 @@ class SoundLookSettings(LookSettings):
     GROUP = "picture"
 
     view: str = setting(
-        "attention", "what of the attention", choices="regard.viewer.sound:SOUND_VIEWS"
+        "attention", "view of the attention", choices="regard.viewer.sound:SOUND_VIEWS"
     )
-    at: str = setting("mean", "the query: mean (of all moments), or a moment in seconds")
+    at: str = setting("mean", "the query: mean (over all frames), or a time in seconds")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")

@@ -129,7 +129,7 @@ def test_the_same_command_publishes_again(place, capsys):
     assert (out / "model.safetensors").read_bytes() == before["model.safetensors"]
     for nonsense in ("nonsense\n", ""):
         (out / SUMS).write_text(nonsense)
-        told = f"SHA256SUMS:1: {nonsense.strip()!r} is no SHA-256 and name"
+        told = f"SHA256SUMS:1: {nonsense.strip()!r} is not a SHA-256 hash and a name"
         with pytest.raises(UsageError, match=told):
             regard.load(out)
         train(place)

@@ -425,7 +425,7 @@ def test_links_of_a_file_are_judged_by_the_command(tmp_path, capsys):
     assert rates == sorted(rates) and all(0 <= rate <= 1 for rate in rates)
     for bad, told in (
         ("a b\tc\t0-1\n", "link 0-1 to one of 2 and 1 words"),
-        ("a b\tc\tx\n", "is no link"),
+        ("a b\tc\tx\n", "is not a link"),
         ("a b\tc\n", "expected source, target and links"),
     ):
         path.write_text(bad)

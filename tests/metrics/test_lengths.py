@@ -236,7 +236,10 @@ def test_several_models_stand_side_by_side(made: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"plot": "picture.jpg"}, "plot=picture.jpg is no picture's name; end it with .png"),
+        (
+            {"plot": "picture.jpg"},
+            "plot=picture.jpg is not a picture; give a name that ends in .png",
+        ),
         ({"lengths": ""}, "lengths= is empty"),
         ({"lengths": "10,0"}, "lengths=0 is too small"),
         ({"joined": "20,x"}, "joined='20,x' is not a list of whole numbers"),

@@ -190,7 +190,7 @@ def test_a_trillion_parameters_are_refused(folder, changes):
         (("model", "block", "width"), 10**30, "not a whole number of at most 63 bits"),
         (("model", "block", "width"), 10**18, "block.width"),
         (("model", "block", "norm_eps"), -1e-5, "block.norm_eps=-1e-05 is too small"),
-        (("model", "encoder_depth"), 1000, "asks for 1,001 layers, of only 35 weights"),
+        (("model", "encoder_depth"), 1000, "1,001 layers are too many for 35 weights"),
         (("model", "block", "heads"), 0, "block.heads=0 is too small"),
         (("model", "block", "heads"), 3, "heads"),
         (("model", "block", "dropout"), "NaN", "dropout"),

@@ -375,7 +375,7 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
     ),
     # the files of weights
     "no weights": (gone("model.safetensors"), "no weights; expected model.safetensors"),
-    "only pickled weights": (pickled, "it names open, which is no part of weights"),
+    "only pickled weights": (pickled, "it names open, which is not part of a state dict"),
     "a folder for weights": (
         only(gone("model.safetensors"), lambda: os.mkdir("model.safetensors")),
         "not a file",
@@ -445,7 +445,7 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
     "a vocabulary of 10^18": (config(vocab_size=10**18), "1000000000000000000 is too large"),
     "more width than weights": (config(hidden_size=2**16), "do not fit the config"),
     "a layer more than weights": (config(num_hidden_layers=3), "missing model.layers.2."),
-    "many layers more than weights": (config(num_hidden_layers=1000), "asks for 1,000 layers"),
+    "many layers more than weights": (config(num_hidden_layers=1000), "1,000 layers are too many"),
     "no heads": (config(num_attention_heads=0), "num_attention_heads=0"),
     "heads that do not divide": (config(num_attention_heads=6, head_dim=None), "heads"),
     "a width in words": (config(hidden_size="wide"), "hidden_size='wide'"),
@@ -499,7 +499,7 @@ TABLE: dict[str, tuple[Callable[[], None], str]] = {
     "an id of 2^40": (vocabulary(vocab={"a": 2**40}), "the id 1099511627776"),
     "a negative id": (vocabulary(vocab={"a": -1}), "the id -1"),
     "an id for two": (vocabulary(vocab={"a": 0, "b": 0}), "have the same id"),
-    "a merge of nothing": (vocabulary(merges=["z z"]), "of what is no piece"),
+    "a merge of nothing": (vocabulary(merges=["z z"]), "joins something that is not a piece"),
     "a merge to nothing": (vocabulary(merges=["a a"]), "does not give a piece"),
     "half a character": (vocabulary(vocab={"\ud800": 0}, merges=[]), "half a character"),
     "an added token far away": (
@@ -619,7 +619,7 @@ def spoilt_about(**changes: Any) -> Callable[[], None]:
         (spoilt_about(specials={"bos": -1}), "the id -1"),
         (spoilt_about(specials={"boss": 1}), "'specials' are"),
         (spoilt_about(specials={"bos": 5000}), "5000"),
-        (spoilt_about(names=[1], numbers=[0]), "'names' are no list"),
+        (spoilt_about(names=[1], numbers=[0]), "'names' is not a list"),
         (spoilt_about(names=["a"], numbers=[0]), "numbers"),
         (spoilt_about(names=["\ud800"], numbers=[0]), "half a character in it"),
         (put("generation_config.json", {"rules": [1]}), "'rules' are [1]; expected an object"),

@@ -108,8 +108,11 @@ class Wide:
 
 
 HOSTILE: dict[str, tuple[Any, str]] = {
-    "a command": ({"a": torch.zeros(2), "b": Evil()}, "posix.system, which is no part of weights"),
-    "a model": (torch.nn.Linear(2, 2), "Linear, which is no part of weights"),
+    "a command": (
+        {"a": torch.zeros(2), "b": Evil()},
+        "posix.system, which is not part of a state dict",
+    ),
+    "a model": (torch.nn.Linear(2, 2), "Linear, which is not part of a state dict"),
     "a list": ([torch.zeros(2)], "it holds a list"),
     "a word": ({"a": "b"}, "'a' is a str"),
     "a number for a name": ({1: torch.zeros(2)}, "1 is a Tensor"),

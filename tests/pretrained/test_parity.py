@@ -170,7 +170,7 @@ def test_one_label_is_a_number(problem: str | None, tmp_path: Path):
     assert {score.name for score in told.scores} >= {"Pearson", "mean squared error"}
     assert told.scores[-1].value < 1e-6 and told.scores[1].value == pytest.approx(1)
     (tmp_path / "test.tsv").write_text("text\tlabel\na\tgood\nb\t1.0")
-    with pytest.raises(UsageError, match="'good' is no number"):
+    with pytest.raises(UsageError, match="'good' is not a number"):
         ours.evaluate({"data": str(tmp_path / "test.tsv")})
     regard.export(str(tmp_path / "theirs"), format="huggingface", out=str(tmp_path / "out"))
     again = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -833,7 +833,11 @@ def sequence(*members: Any) -> dict[str, Any]:
         ("model", {"type": "BPE", "vocab": {}, "merges": []}, "no vocabulary of 1 to"),
         ("model", {"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []}, "the same id"),
         ("model", {"type": "BPE", "vocab": {"a": 2**40}, "merges": []}, "the id 1099511627776"),
-        ("model", {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}, "of what is no piece"),
+        (
+            "model",
+            {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]},
+            "joins something that is not a piece",
+        ),
         ("model", {"type": "BPE", "vocab": {"a": 0}, "merges": ["a a"]}, "does not give a piece"),
         ("model", {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.5}, "dropout=0.5"),
         ("model", {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "u"}, "unk_token 'u'"),

@@ -225,7 +225,7 @@ def test_import_keeps_how_vectors_are_made(tmp_path):
     [
         ({"pooling": "sum"}, "unknown pooling 'sum'"),
         ({"pooling": 3}, "pooling=3 is not text"),
-        ({"normalise": "yes"}, "'normalise' is no true or false"),
+        ({"normalise": "yes"}, "'normalise' is not true or false"),
         ({"max_length": 65}, "'max_length' is 65; expected 1 to 64"),
         ({"max_length": True}, "'max_length' is True"),
     ],
@@ -259,7 +259,7 @@ def test_lines_and_json_lines(folder, monkeypatch, capsys, tmp_path):
     with open(tmp_path / "in") as file:
         monkeypatch.setattr("sys.stdin", file)
         assert main(["run", str(folder), "similarity=true"]) == 2
-    assert "text 2: 'red cat' is no pair" in capsys.readouterr().err
+    assert "text 2: 'red cat' is not a pair" in capsys.readouterr().err
 
 
 def test_looking_shows_every_layer(folder, tmp_path):
@@ -345,13 +345,13 @@ def test_files_of_judged_pairs(tmp_path, kind):
 def test_bad_files_of_pairs_are_told_by_line(tmp_path):
     path = tmp_path / "test.tsv"
     path.write_text("a\tb\t1\nc\td\tmuch\n")
-    with pytest.raises(UsageError, match=r"test.tsv:2: the score 'much' is no number"):
+    with pytest.raises(UsageError, match=r"test.tsv:2: the score 'much' is not a number"):
         ScoredPairReader().read(path, [])
     notes = []
     assert len(ScoredPairReader(skip_bad=True).read(path, notes)) == 1
     assert "test.tsv:2" in notes[-1]
     path.write_text("a\tb\t1\nc\td\tinf\n")
-    with pytest.raises(UsageError, match="'inf' is no number"):
+    with pytest.raises(UsageError, match="'inf' is not a number"):
         ScoredPairReader().read(path, [])
     path = tmp_path / "test.jsonl"
     path.write_text('{"a": "x", "b": "y", "score": 1}\n')

@@ -227,7 +227,7 @@ def test_a_text_without_a_mask_is_told_by_its_number(bert):
         UsageError, match=r"text 12: 'a dog' has nothing to fill in; write \[MASK\]"
     ):
         model.run(["a [MASK]", "a dog"], first=10)
-    with pytest.raises(UsageError, match="7 is no text"):
+    with pytest.raises(UsageError, match="7 is not a text"):
         model.run([7])
 
 

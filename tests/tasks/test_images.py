@@ -565,7 +565,7 @@ TABLE = {
             Path("idx/train-images-idx3-ubyte").rename("idx/train-images-idx3-ubyte.gz"),
         ),
         [*DATA, "data=idx"],
-        "is no .gz data",
+        "not .gz data",
     ),
     "too few names": (idx(), [*DATA, "data=idx", "names=one", "image=8"], "gives 1 names, but"),
     "names for names": (fine, [*TRAIN, "names=one,two"], "names= is for labels that are numbers"),
@@ -577,7 +577,7 @@ TABLE = {
     # how to learn
     "images smaller than a patch": (fine, [*TRAIN, "image=2"], "patch=4 is larger than image=2"),
     "two channels": (fine, [*TRAIN, "channels=2"], "channels=2; expected 1 for grey or 3"),
-    "no colour": (fine, [*TRAIN, "background=blurple"], "background='blurple' is no colour"),
+    "no colour": (fine, [*TRAIN, "background=blurple"], "background='blurple' is not a colour"),
     "an unknown family": (fine, [*TRAIN, "family=vitt"], "unknown family 'vitt'; choose from"),
     "a family of texts": (fine, [*TRAIN, "family=bert"], "unknown family 'bert'; choose from"),
     "an unknown member": (fine, [*TRAIN, "like=diet"], "unknown preset 'diet'; choose from"),

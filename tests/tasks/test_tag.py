@@ -258,7 +258,7 @@ def test_the_column_of_the_tag_can_be_chosen(tmp_path):
     [
         ("a.conllu", "1\ta\ta\tDET\n", r"a\.conllu:1: 4 columns, expected 10"),
         ("a.conllu", CONLLU.replace("\tVERB", "\t_"), r"a\.conllu:7: no word or no upos"),
-        ("a.conllu", CONLLU.replace("3\tgo", "x\tgo"), r"a\.conllu:7: 'x' is no number"),
+        ("a.conllu", CONLLU.replace("3\tgo", "x\tgo"), r"a\.conllu:7: 'x' is not a word number"),
         ("a.tsv", "a\tDET\ndog\n", r"a\.tsv:2: 1 column, expected 2"),
         ("a.tsv", "a\tDET\n\tNOUN\n", r"a\.tsv:2: no word or no tag"),
         ("a.txt", "a DET\nbig dog NOUN\n", r"a\.txt:2: 3 columns, expected 2"),

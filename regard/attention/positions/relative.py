@@ -180,7 +180,7 @@ class CoPE(Position):
 class Distances:
     """How disentangled positions tell distances apart: near ones each, far ones by logarithm."""
 
-    span: int = setting(512, "distances told apart", min=2, max=10_000_000)
+    span: int = setting(512, "largest relative distance", min=2, max=10_000_000)
     buckets: int = setting(256, "buckets of distances", min=0, max=10_000_000)
     norm: str = setting(
         "layer", "norm of the vectors of distances", choices=lambda: Disentangled.norms

@@ -27,15 +27,23 @@ class RotaryScaling:
 
     kind: str = setting(
         "none",
-        "how positions are stretched past the trained length",
+        "scaling of positions beyond the trained length",
         choices=lambda: ROTARY_SCALINGS,
     )
-    factor: float = setting(1.0, "factor by which positions are stretched", min=0.01, max=1e6)
-    original_length: int = setting(0, "positions before stretching", min=0, max=2**40)
-    low: float = setting(1.0, "turns below which rates are divided (llama3)", min=1e-3, max=1e6)
-    high: float = setting(4.0, "turns above which rates are kept (llama3)", min=1e-3, max=1e6)
-    beta_fast: float = setting(32.0, "turns above which rates are kept (yarn)", min=1e-3, max=1e6)
-    beta_slow: float = setting(1.0, "turns below which rates are divided (yarn)", min=1e-3, max=1e6)
+    factor: float = setting(1.0, "scaling factor of positions", min=0.01, max=1e6)
+    original_length: int = setting(0, "positions before scaling", min=0, max=2**40)
+    low: float = setting(
+        1.0, "rotations below which frequencies are divided (llama3)", min=1e-3, max=1e6
+    )
+    high: float = setting(
+        4.0, "rotations above which frequencies are kept (llama3)", min=1e-3, max=1e6
+    )
+    beta_fast: float = setting(
+        32.0, "rotations above which frequencies are kept (yarn)", min=1e-3, max=1e6
+    )
+    beta_slow: float = setting(
+        1.0, "rotations below which frequencies are divided (yarn)", min=1e-3, max=1e6
+    )
     attention_factor: float | None = setting(
         None, "factor of queries and keys (yarn)", min=1e-3, max=1e3
     )

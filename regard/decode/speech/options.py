@@ -19,12 +19,12 @@ class SpeechDecoding(Decoding):
 
     decoding: str | None = setting(
         None,
-        "by which head; all the model has unless told",
+        "decoder to use; all that the model has unless given",
         choices="regard.decode.speech.decoder:WAYS",
     )
     beam: int = setting(8, "beam size; 1 is greedy", min=1, max=1000)
     ctc_weight: float = setting(0.3, "weight of CTC in joint decoding", min=0, max=1)
-    lm: str | None = setting(None, "a language model of ours, for shallow fusion")
+    lm: str | None = setting(None, "a language model trained with Regard, for shallow fusion")
     lm_weight: float = setting(0.3, "weight of the language model", min=0, max=100)
     length_bonus: float = setting(0.0, "added to the score for each token", min=-100, max=100)
 
@@ -35,21 +35,23 @@ class WhisperDecoding(SpeechDecoding):
 
     GROUP = "decoding"
 
-    language: str = setting("", "Whisper: language that is spoken, such as en; else detected")
+    language: str = setting("", "Whisper: spoken language, such as en; detected unless given")
     translate: bool = setting(False, "Whisper: write English, whatever language is spoken")
     windows: str = setting(
         "pauses",
-        "Whisper: cut long sounds at pauses, or after the timestamps that it writes",
+        "Whisper: split long sounds at pauses, or at predicted timestamps",
         choices=WINDOWS,
     )
     no_speech: float = setting(
         0.6, "Whisper: probability of no speech at which improbable text is dropped", min=0, max=1
     )
-    fallback: bool = setting(True, "Whisper: sample again what is improbable or repeats itself")
+    fallback: bool = setting(
+        True, "Whisper: decode improbable or repetitive text again by sampling"
+    )
     words: bool = setting(True, "Whisper: find the times of words")
     dtype: str = setting(
         "float32",
-        "Whisper: of its encoder; bfloat16 is faster, about 1% of words differ",
+        "Whisper: data type of the encoder; bfloat16 is faster, about 1% of words differ",
         choices=DTYPES,
         group="machine",
     )

@@ -35,7 +35,7 @@ class CellConfig:
     cell: str = setting("lstm", "recurrent cell", choices=lambda: CELLS)
     attention: str = setting("additive", "attention score", choices=lambda: ATTENTIONS)
     order: str = setting(
-        "before", "when attention is asked: before or after the cell", choices=lambda: _ORDERS
+        "before", "attend before or after the recurrent cell", choices=lambda: _ORDERS
     )
     normalise: str = setting("softmax", "normalisation of the scores", choices=lambda: NORMALISES)
     readout: str = setting(

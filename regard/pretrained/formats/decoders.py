@@ -417,7 +417,7 @@ def _scores(cap: float | None, logit_cap: float | None) -> KeyGroup:
             scalar = round(exact)
             if abs(exact - scalar) > 1e-6 * exact:
                 raise UsageError(
-                    f"score_scale={block.score_scale}, which is no root of a whole number"
+                    f"score_scale={block.score_scale}, which is not the root of a whole number"
                 )
         return {
             "query_pre_attn_scalar": scalar,

@@ -64,8 +64,8 @@ class Origin:
             may_differ = _INIT_MAY_DIFFER | _NEW_HEAD_KEYS if fresh else _INIT_MAY_DIFFER
             if before[key] != value and key.split(".")[-1] not in may_differ:
                 raise UsageError(
-                    f"init={self.folder} has {key}={before[key]}, not {value}; "
-                    "describe the same model"
+                    f"init={self.folder} has {key}={before[key]}, but the new model has {value}; "
+                    "leave the key out, or give the same value"
                 )
         theirs = state_of(self.model)
         with torch.no_grad():

@@ -40,13 +40,13 @@ class TrainSettings(LoopSettings):
     out: str | None = setting(None, "the run folder", group="files")
     watch_every: int = setting(
         0,
-        "steps between pictures of its attention, for look movie=true; 0: none",
+        "steps between records of the attention, for look movie=true; 0: none",
         min=0,
         group="files",
     )
     probes: str | None = setting(
         None,
-        "inputs for these pictures, a line each; the first to validate on unless given",
+        "file of inputs for these records, one per line; from the validation part unless given",
         group="files",
     )
     init: str | None = setting(None, "a trained model to start from", group="model")

@@ -65,7 +65,7 @@ class SoundTrainSettings(TrainSettings):
         100.0, "seconds of sound per batch", above=0, max=1e7, group="optimiser"
     )
     buckets: int = setting(
-        10, "groups of like length that batches are of", min=1, max=10_000, group="optimiser"
+        10, "number of length buckets for batches", min=1, max=10_000, group="optimiser"
     )
     sound: SoundFormat = field(default_factory=SoundFormat)
     augment: SoundAugment = field(default_factory=SoundAugment)
@@ -90,7 +90,7 @@ class SoundRunSettings(RunSettings):
     """How to read sounds."""
 
     rate: int | None = setting(
-        None, "samples a second of arrays; the model's unless given", min=1, group="data"
+        None, "sampling rate of arrays in Hz; the model's unless given", min=1, group="data"
     )
     broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
     batch_seconds: float = setting(

@@ -48,11 +48,9 @@ class TranscribeTrain(SoundTrainSettings):
     tokenizer: str = setting("characters", "tokenizer", choices=with_characters)
     pieces: int = setting(1000, "vocabulary size of bpe and unigram", min=300, max=99_999)
     ctc_weight: float | None = setting(
-        None, "weight of CTC in the loss; the decoder has the rest", min=0, max=1
+        None, "weight of CTC in the loss; the decoder's loss has the rest", min=0, max=1
     )
-    inter_ctc: float = setting(
-        0.0, "share of the CTC loss that the block in the middle has", min=0, max=0.9
-    )
+    inter_ctc: float = setting(0.0, "share of the CTC loss at the middle block", min=0, max=0.9)
     label_smoothing: float = setting(0.1, "label smoothing of the decoder", min=0, max=0.9)
     valid_sounds: int = setting(1000, "sounds transcribed at a validation", min=1)
 
@@ -65,11 +63,11 @@ class Listening:
 
     gate: bool = setting(True, "write nothing where there is no speech, such as in noise")
     segment_seconds: float = setting(
-        30.0, "longest stretch that is read at once; longer ones are cut at pauses", min=1, max=600
+        30.0, "maximum seconds read at once; longer sounds are split at pauses", min=1, max=600
     )
     speeds: tuple[float, ...] = setting(
         (1.0,),
-        "read at these speeds, such as 0.9,1.0,1.1; keep the text that is likeliest over all",
+        "read at these speeds, such as 0.9,1.0,1.1; keep the most probable text",
         min=0.5,
         max=2,
     )
@@ -99,7 +97,7 @@ class TranscribeEval(SoundEvalSettings, TranscribeRun):
     data: str | None = setting(None, "a folder or table of sounds and transcripts")
     normalise: str = setting(
         "words",
-        "before comparing: words has no case or signs",
+        "text normalisation before scoring; words: no case, no punctuation",
         choices=NORMALISATIONS,
         group="scores",
     )

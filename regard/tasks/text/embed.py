@@ -357,7 +357,7 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> TextCodec:
             f"expected {' or '.join(known)}"
         )
     if not isinstance(config.get("normalise", True), bool):
-        raise UsageError(f"{path}: 'normalise' is no true or false")
+        raise UsageError(f"{path}: 'normalise' is not true or false")
     try:
         own = {"pooling": config["pooling"]} if "pooling" in config else {}
         check_pooling(fill(EmbedRun, own).pooling, name)
@@ -372,7 +372,7 @@ def _sides(text: str, number: int) -> tuple[str, str]:
     one, tab, other = text.partition("\t")
     if not tab:
         raise UsageError(
-            f"text {number}: {text[:40]!r} is no pair; write both texts with a TAB between them"
+            f"text {number}: {text[:40]!r} is not a pair; write both texts with a TAB between them"
         )
     return one, other
 

@@ -68,7 +68,7 @@ class FillEval(LanguageEvalSettings):
 
     context: int | None = setting(None, "context length in tokens", min=8, max=10_000_000)
     mask_share: float = setting(0.15, "share of words to mask", above=0, max=1)
-    tokens: int = setting(0, "tokens read in all; 0: as many as there are", min=0)
+    tokens: int = setting(0, "maximum tokens read; 0: all", min=0)
 
 
 class Candidates(NamedTuple):

@@ -39,7 +39,7 @@ GPTConfig, _ = family("gpt")
 class PrefixSettings(PairTrainSettings):
     """What a training of translation by a decoder alone can be told."""
 
-    vocabularies: str = setting("joint", "one table for both sides", choices=("joint",))
+    vocabularies: str = setting("joint", "one embedding table for both sides", choices=("joint",))
     like: str = setting("llama", "model preset", group="model")
     model: GPTConfig = field(default_factory=GPTConfig)  # type: ignore[valid-type]
 

@@ -70,7 +70,7 @@ class PairFormat:
     target: str | None = setting(None, "target language", key="to")
     columns: str | None = setting(None, "source and target columns, such as 2,1")
     header: bool | None = setting(None, "whether a table has a header row; detected unless given")
-    skip_bad: bool = setting(False, "leave bad rows out")
+    skip_bad: bool = setting(False, "skip bad rows")
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ class PairTrainSettings(PairFormat, TrainSettings):
     """What a training on pairs of texts can be told."""
 
     like: str | None = setting(None, "model preset", group="model")
-    joined: int = setting(
-        0, "also learn from pairs joined to up to so many words", min=0, max=10_000
-    )
+    joined: int = setting(0, "also train on pairs joined up to this many words", min=0, max=10_000)
     tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(6000, "vocabulary size", min=300, max=1_000_000)
     vocabularies: str = setting("auto", "vocabularies of both sides", choices=_VOCABULARIES)

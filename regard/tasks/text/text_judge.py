@@ -32,10 +32,10 @@ class PairEvalSettings(PairFormat, BootstrapSettings):
     tokenise: str | None = setting(None, "sacreBLEU tokenisation", choices=BLEU.TOKENIZERS)
     lowercase: bool = setting(False, "ignore case")
     lengths: tuple[int, ...] = setting(
-        LENGTH_BORDERS, "source words at which groups of BLEU by length end", min=1, max=10_000
+        LENGTH_BORDERS, "upper bounds of the length bins, in source words", min=1, max=10_000
     )
     joined: tuple[int, ...] = setting(
-        (), "also join sentences to so many source words", min=1, max=10_000
+        (), "also join sentences up to this many source words", min=1, max=10_000
     )
     plot: str | None = setting(None, "a .png of BLEU by source length")
 
@@ -72,10 +72,12 @@ class TextJudge(Judge[Corpus, E, list[str]]):
         if not settings.lengths:
             raise UsageError("lengths= is empty; write source words such as lengths=10,20,40")
         if settings.plot and Path(settings.plot).suffix.lower() != ".png":
-            raise UsageError(f"plot={settings.plot} is no picture's name; end it with .png")
+            raise UsageError(
+                f"plot={settings.plot} is not a picture; give a name that ends in .png"
+            )
         if settings.joined and not self.sources.sentences:
             raise UsageError(
-                "joined= is for translators: joined inputs of another task are no input"
+                "joined= is for translation only: inputs of other tasks cannot be joined"
             )
         first, *others = runners
         if not all(isinstance(other.predictor, TextWriter) for other in others):

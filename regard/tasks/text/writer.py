@@ -41,8 +41,10 @@ class WriteSettings(Decoding):
 
     GROUP = "decoding"
 
-    prefix: str = setting("", "how every translation begins")
-    script: str = setting("", "Chinese script, if not as written", choices=_SCRIPTS)
+    prefix: str = setting("", "prefix of every translation")
+    script: str = setting(
+        "", "Chinese script of the output; unchanged unless given", choices=_SCRIPTS
+    )
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
 
 
@@ -52,11 +54,11 @@ class PairRunSettings(RunSettings, WriteSettings):
 
     scores: bool = setting(False, "print the score of each hypothesis")
     alignments: str = setting("none", "word alignments", choices=_ALIGNMENTS)
-    units: str = setting("words", "what is aligned", choices=_UNITS)
-    shift: bool = setting(False, "align by the attention one step later, which reads the token")
+    units: str = setting("words", "units of the alignment: words or pieces", choices=_UNITS)
+    shift: bool = setting(False, "align by the attention of the next step, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
-    quantise: str = setting("none", "faster products", choices=QUANTISED, group="machine")
+    quantise: str = setting("none", "quantise matrix products", choices=QUANTISED, group="machine")
     batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
     batch_rows: int = setting(128, "sentences per batch", min=1, group="machine")
 

@@ -42,8 +42,8 @@ _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 class TrainCaption(ImageTrainSettings):
     """What a training of a captioner can be told."""
 
-    blind: bool = setting(False, "never look at the image: what images are worth")
-    captions: int = setting(5, "captions of each image in a batch", min=1, max=100)
+    blind: bool = setting(False, "train without images, as a baseline")
+    captions: int = setting(5, "captions per image in a batch", min=1, max=100)
     lowercase: bool = setting(True, "write in lower case")
     tokenizer: str = setting("bpe", "tokenizer", choices=TOKENIZERS)
     pieces: int = setting(4000, "vocabulary size", min=300, max=99_999)
@@ -65,7 +65,7 @@ class RunCaption(derived("RunCaption", ImageRunSettings, Decoding)):
     alpha: float | None = setting(None, "exponent of the length penalty", min=0, max=10)
     max_length: int = setting(_MAX_LENGTH, "maximum tokens of a caption", min=1, max=10_000)
     scores: bool = setting(False, "print the score of each caption")
-    prefix: str = setting("", "how every caption begins")
+    prefix: str = setting("", "prefix of every caption")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EvalCaption(derived("EvalCaption", ImageEvalSettings, RunCaption)):
     )
     lowercase: bool = setting(True, "ignore case", group="scores")
     shuffle: bool = setting(
-        False, "also the loss of captions beside another's image", group="scores"
+        False, "also give the loss of each caption with another image", group="scores"
     )
 
 
@@ -89,12 +89,12 @@ class LookCaption(ImageLookSettings):
 
     view: str = setting(
         "words",
-        "where each word looked, what of the attention, or the first filters",
+        "where each word looked, a view of the encoder's attention, or the first filters",
         choices=lambda: ("words", *import_module("regard.viewer.image").VIEWS),
     )
     candidates: int = setting(5, "tokens to show for each step", min=1, max=1000)
     beam: int = setting(5, "beam size; 1 is greedy", min=1, max=1000)
-    caption: str | None = setting(None, "a caption to look for, instead of its own")
+    caption: str | None = setting(None, "a given caption, instead of the model's own")
 
 
 @dataclass

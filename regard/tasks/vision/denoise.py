@@ -55,7 +55,7 @@ from regard.tasks.vision.noise import (
 )
 from regard.viewer.picture import Picture
 
-_LEVELS = (15, 25, 50)  # standard deviations of noise, of 255, that are validated on
+_LEVELS = (15, 25, 50)  # standard deviations of the noise (0 to 255), that are validated on
 _SIDE = 1024  # pixels to a side that are denoised at once
 _NOISY = "the noisy images"
 
@@ -158,7 +158,7 @@ class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
         suffix = Path(out).suffix.lower() if out else ""
         if suffix and suffix not in IMAGE_SUFFIXES and not Path(str(out)).is_dir():
             raise UsageError(
-                f"out={out} is no kind of image that can be written; end it in "
+                f"out={out} cannot be written as an image; end it in "
                 f"{', '.join(sorted(IMAGE_SUFFIXES))}, or name a folder"
             )
         return settings

@@ -37,10 +37,13 @@ class TrainDenoise(TrainSettings):
     ema: float = 0.995
     optimiser: str = "muon"
     noise: tuple[float, ...] = setting(
-        (5.0, 55.0), "least and largest standard deviation of noise, of 255", min=0, max=255
+        (5.0, 55.0),
+        "minimum and maximum standard deviation of the noise (0 to 255)",
+        min=0,
+        max=255,
     )
-    loss: str = setting("l1", "loss of a pixel", choices=lambda: LOSSES)
-    batch: int = setting(16, "crops a batch", min=1, max=100_000, group="optimiser")
+    loss: str = setting("l1", "loss per pixel", choices=lambda: LOSSES)
+    batch: int = setting(16, "crops per batch", min=1, max=100_000, group="optimiser")
     broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
     model: DenoiserConfig = field(default_factory=DenoiserConfig)  # type: ignore[valid-type]
 
@@ -50,7 +53,7 @@ class NoisySettings(RunSettings):
     """The noise of an image."""
 
     sigma: float | None = setting(
-        None, "standard deviation of the noise, of 255; estimated unless told", min=0, max=255
+        None, "standard deviation of the noise (0 to 255); estimated unless given", min=0, max=255
     )
     noise: float = setting(0.0, "noise to add first, to a clean image", min=0, max=255)
     seed: int = setting(0, "random seed of the noise that is added", min=0, max=2**62)
@@ -70,12 +73,12 @@ class EvalDenoise(BootstrapSettings):
 
     data: str | None = setting(None, "a folder of clean images", group="data")
     sigma: tuple[float, ...] = setting(
-        (25.0,), "standard deviations of noise, of 255", above=0, max=255
+        (25.0,), "standard deviations of the noise (0 to 255)", above=0, max=255
     )
     seed: int = setting(0, "random seed of the noise", min=0, max=2**62)
     blind: bool = setting(False, "let the model estimate the noise")
     filters: str | None = setting(
-        None, "compare with hand-made filters, tuned on the images of this folder"
+        None, "compare with classical filters, tuned on the images of this folder"
     )
     outputs: str | None = setting(None, "a folder for the denoised images", group="files")
     tuned_on: int = setting(12, "images of that folder to tune filters on", min=1, max=10_000)
@@ -87,9 +90,9 @@ class EvalDenoise(BootstrapSettings):
 class LookDenoise(NoisySettings):
     """What to see of how a pixel is denoised."""
 
-    view: str = setting("attention", "what of the attention", choices=("attention", "rollout"))
+    view: str = setting("attention", "view of the attention", choices=("attention", "rollout"))
     at: str = setting("middle", "the query: middle, or a pixel x,y of the photo")
-    piece: int = setting(64, "pixels to a side of the crop around it", min=8, max=512)
+    piece: int = setting(64, "side of the crop around it, in pixels", min=8, max=512)
 
 
 # what is summed over all pixels

@@ -46,7 +46,9 @@ class TrainPretrain(ImageTrainSettings):
     objective: str = setting(
         "masked", "training objective; clip by captions", choices=PRETRAIN_OBJECTIVES
     )
-    least: float = setting(0.2, "least share of an image that a zoom keeps", above=0, max=1)
+    least: float = setting(
+        0.2, "minimum share of the image that a random crop keeps", above=0, max=1
+    )
     pieces: int = setting(4000, "vocabulary size of the captions", min=300, max=99_999)
     pretrainer: MAEConfig = field(default_factory=MAEConfig)  # type: ignore[valid-type]
 
@@ -55,7 +57,7 @@ class TrainPretrain(ImageTrainSettings):
 class RunPretrain(RunImages):
     """How to embed images, or to choose among texts."""
 
-    texts: str | None = setting(None, "texts to choose from, with | between: a dog|a cat")
+    texts: str | None = setting(None, "texts to choose from, separated by |: a dog|a cat")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class LookPretrain(ImageLookSettings):
 
     view: str = setting(
         "attention",
-        "what of the attention, or what it paints where masked",
+        "view of the attention, or the reconstruction of masked patches",
         choices=lambda: (*import_module("regard.viewer.image").VIEWS, "rebuilt"),
     )
     seed: int = setting(1, "random seed of the mask, with view=rebuilt", min=0, max=2**31)
