@@ -120,7 +120,7 @@ def record_attention(
 
 
 def _lazy_weights(q, k, score, bias, mask, normalise, weights) -> Callable[..., Tensor]:
-    """Return a function that computes the weights of chosen heads and rows when it is called."""
+    """Function that computes the weights of chosen heads and rows when it is called."""
     q, k = q.detach(), k.detach().clone()  # a cache moves its rows when sentences leave
     bias, weights = (None if x is None else x.detach() for x in (bias, weights))
     group, columns = q.shape[1] // k.shape[1], slice(0, k.shape[-2])
@@ -141,7 +141,7 @@ def _lazy_weights(q, k, score, bias, mask, normalise, weights) -> Callable[..., 
 
 
 def _named_score(name: str, width: int) -> ScoreFunction:
-    """Return the score of a name, if it is nothing but a formula."""
+    """Score of a name, if it is nothing but a formula."""
     score = lookup("score", name, SCORES)(width)
     if isinstance(score, nn.Module):
         raise UsageError(

@@ -26,7 +26,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 def add_dropped(
     x: Tensor, y: Tensor, p: float, training: bool = True, scale: float = 1.0
 ) -> Tensor:
-    """Return x plus scale times y after dropout, in one pass.
+    """Sum of x and scale times y after dropout, in one pass.
 
     Args:
         x: residual stream

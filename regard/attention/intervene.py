@@ -47,7 +47,7 @@ class Place:
 
     @property
     def path(self) -> str:
-        """Return the path of the module; "" is the model itself."""
+        """Path of the module; "" is the model itself."""
         return self.name.removesuffix(f".{self.head}").removesuffix(self.kind).removesuffix(".")
 
 
@@ -83,7 +83,7 @@ def _split(name: str) -> tuple[str, str, int | None]:
 
 
 def _places(model: nn.Module, names: Iterable[str]) -> list[list[Place]]:
-    """Return all places of a model that each name stands for, or refuse one with the nearest."""
+    """All places of a model that each name stands for; refuses one with the nearest."""
     modules = list(model.named_modules(remove_duplicate=False))
     shared: dict[int, list[str]] = {}
     for each, module in modules:
@@ -376,7 +376,7 @@ def change(model: nn.Module | Holder, changes: Mapping[str, Change]) -> Iterator
 def cut(
     keys: int | list[int], queries: int | list[int] | None = None, heads: Any = None
 ) -> Callable[[Tensor], Tensor]:
-    """Return a change of a mask that hides keys from queries, of some heads; all unless given."""
+    """Change of a mask that hides keys from queries, of some heads; all unless given."""
 
     def indices(which: Any, size: int) -> Tensor:
         chosen = range(size) if which is None else [which] if isinstance(which, int) else which

@@ -269,7 +269,7 @@ def attention_weights(
     tile: Tensor | None,
     normalise: Normaliser,
 ) -> Tensor:
-    """Return all weights (b, h, q, k); a masked score never matters, whatever number it is.
+    """All weights (b, h, q, k); a masked score never matters, whatever number it is.
 
     Args:
         q: queries (b, h, q, d)
@@ -288,7 +288,7 @@ def attention_weights(
 
 
 def _average(p: Problem, weights: Tensor, v: Tensor, tainted: Tensor | None) -> Tensor:
-    """Return the weighted average of the values and of what is added, NaN in the tainted rows."""
+    """Weighted average of the values and of what is added, NaN in the tainted rows."""
     weights = drop(weights, p.dropout)
     out = weights @ repeat_kv(v, weights.shape[1])
     out = out if p.add_values is None else out + p.add_values(weights)

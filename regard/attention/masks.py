@@ -18,7 +18,7 @@ At = Tensor | int
 
 
 def _part(at: At, span: slice) -> Tensor:
-    """Return the coordinates of a span of positions, (l, c) or (b, l, c)."""
+    """Coordinates of a span of positions, (l, c) or (b, l, c)."""
     if isinstance(at, int):
         return torch.arange(at + span.start, at + span.stop).unsqueeze(-1)
     return at[..., span, :]
@@ -40,7 +40,7 @@ class Mask:
         raise NotImplementedError
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return a range of keys outside of which none of these rows sees any."""
+        """Range of keys outside of which none of these rows sees any."""
         return slice(0, keys)
 
     def aligned(self, queries: int, keys: int) -> bool:
@@ -59,7 +59,7 @@ class Mask:
     __rand__ = __and__
 
     def additive(self, rows: slice, columns: slice, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the mask as a bias of 0 and -inf, and which rows are fully masked, if any.
+        """Mask as a bias of 0 and -inf, and which rows are fully masked, if any.
 
         Those rows get 0 throughout, so that no NaN arises in them or in their gradient; the caller
         blanks them. All layers of a model ask the same, so it is computed once a forward pass.
@@ -102,7 +102,7 @@ class Both(Mask):
         self.other.check(shape)
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return where both allow it."""
+        """Pairs that both masks allow."""
         one, other = self.one.tile(rows, columns), self.other.tile(rows, columns)
         # positions that just count up know no device
         device = other.device if one.device.type == "cpu" else one.device
@@ -125,7 +125,7 @@ class _PositionMask(Mask):
         raise NotImplementedError
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return the comparison of all these positions."""
+        """Comparison of all these positions."""
         return self.allowed(*_grid(_part(self.q_at, rows), _part(self.k_at, columns)))
 
     def _offset(self) -> int | None:
@@ -148,7 +148,7 @@ class Causal(_PositionMask):
         return k[..., 0] <= q[..., 0]
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return the keys up to the last row's own position."""
+        """Keys up to the last row's own position."""
         offset = self._offset()
         stop = keys if offset is None else min(keys, max(0, rows.stop + offset))
         return slice(0, stop)
@@ -170,7 +170,7 @@ class Sliding(_PositionMask):
         return ((q - k).abs() < self.width).all(-1)
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return the keys near these rows."""
+        """Keys near these rows."""
         offset = self._offset()
         if offset is None:
             return slice(0, keys)
@@ -190,7 +190,7 @@ class Window(_PositionMask):
         return (q // self.size == k // self.size).all(-1)
 
     def span(self, rows: slice, keys: int) -> slice:
-        """Return the windows that these rows lie in."""
+        """Windows that these rows lie in."""
         if self._offset() is None:
             return slice(0, keys)
         first, last = self.q_at + rows.start, self.q_at + rows.stop - 1
@@ -262,7 +262,7 @@ class Padding(Mask):
         return None if cheap_to_ask(keep) and bool(keep.all()) else cls(keep)
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return the same answer for every query."""
+        """Same answer for every query."""
         return self.keep[:, None, None, columns]
 
 

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
         return Memory(self.k.mT.contiguous().mT, self.v.contiguous())
 
     def to(self, dtype: torch.dtype) -> "Memory":
-        """Return both in a data type: PyTorch's products need that of the queries."""
+        """Both in a data type: PyTorch's products need that of the queries."""
         return Memory(self.k.to(dtype), self.v.to(dtype))
 
     def keep(self, select: "RowSelect") -> "Memory":
@@ -52,7 +52,7 @@ class RowSelect:
         self.origin = rows[self.to]
 
     def __call__(self, x: Tensor, used: int | None = None) -> Tensor:
-        """Return the selected rows; only the first `used` positions of axis 2 are copied."""
+        """Selected rows; only the first `used` positions of axis 2 are copied."""
         if len(self.to):
             x[self.to, :, :used] = x[self.origin, :, :used]
         return x[: self.count]
@@ -80,14 +80,14 @@ class Cache:
 
     @property
     def at(self) -> Tensor | None:
-        """Return the positions of the keys, concatenated only when asked for."""
+        """Positions of the keys, concatenated only when asked for."""
         if len(self._at) > 1:
             self._at = [torch.cat(self._at, dim=-2)]
         return self._at[0] if self._at else None
 
     @property
     def room(self) -> int:
-        """Return for how many keys memory is allocated."""
+        """Number of keys that memory is allocated for."""
         return self.v.shape[-2]
 
     def take(self, count: int, at: Tensor) -> int:
@@ -226,7 +226,7 @@ class MultiHead(nn.Module):
         return x.view(*x.shape[:-1], heads, self.head_width).transpose(1, 2)
 
     def ready(self, qkv: Tensor) -> Tensor:
-        """Return projected queries, keys and values (b, l, h, d) as attention takes them."""
+        """Projected queries, keys and values (b, l, h, d) as attention takes them."""
         return qkv
 
     def read(self, memory: Tensor) -> Memory:
@@ -312,7 +312,7 @@ class MultiHead(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _project_self(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries of x as projected and as rotated, and its keys and values."""
+        """Queries of x as projected and as rotated, and its keys and values."""
         both = [self.heads, self.kv_heads]
         # split before heads and places are transposed, so that gradients meet as they are laid
         qkv = self.ready(self.qkv(x).unflatten(-1, (-1, self.head_width)))
@@ -327,7 +327,7 @@ class MultiHead(nn.Module):
     def _project_cross(
         self, x: Tensor, memory: Tensor | Memory, at: Tensor | None, memory_at: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries of x as projected and as rotated, and keys and values of a memory."""
+        """Queries of x as projected and as rotated, and keys and values of a memory."""
         q = self._project_queries(x)
         k, v = memory if isinstance(memory, Memory) else self.read(memory)
         if at is None or memory_at is None:

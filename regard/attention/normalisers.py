@@ -10,13 +10,13 @@ Normaliser = Callable[[Tensor], Tensor]
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Return weights that sum to one; a row of -inf throughout gives zeros."""
+    """Weights that sum to one; a row of -inf throughout gives zeros."""
     fully_masked = (scores == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(fully_masked, 0.0).softmax(-1).masked_fill(fully_masked, 0.0)
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """Return weight one for the best key."""
+    """Weight one for the best key."""
     best = F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
     return best.masked_fill(scores == -torch.inf, 0.0)
 

@@ -27,7 +27,7 @@ def one_pass() -> Iterator[None]:
 
 
 def once(make: Callable[[], T], *of: object, **by: object) -> T:
-    """Return make(), cached for the same objects `of` and equal values `by`."""
+    """make(), cached for the same objects `of` and equal values `by`."""
     known = _PASS.get()
     if known is None or torch.compiler.is_compiling():
         return make()

@@ -23,7 +23,7 @@ class ScoreFunction(Protocol):
     """A score of queries (..., q, d) against keys (..., k, d)."""
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return all scores, (..., q, k)."""
+        """All scores, (..., q, k)."""
         ...
 
 
@@ -50,7 +50,7 @@ class Dot(_Product):
         self.scale = scale
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        """Return q and k as they are, with the scale."""
+        """q and k as they are, with the scale."""
         return Prepared(q, k, None, q.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
 
@@ -62,7 +62,7 @@ class Capped:
         self.key_width = self.dot.key_width
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return all scores, (..., q, k)."""
+        """All scores, (..., q, k)."""
         return torch.tanh(self.dot(q, k) / self.cap) * self.cap
 
 
@@ -73,7 +73,7 @@ class Cosine(_Product):
         self.temperature = temperature
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        """Return both sides at length one, with the scale."""
+        """Both sides at length one, with the scale."""
         q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
         return Prepared(q, k, None, 1 / self.temperature)
 
@@ -92,13 +92,13 @@ class LearnedCosine(nn.Module, _Product):
         self.factor = nn.Parameter(torch.full((heads, 1, 1), math.log(10.0)))
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        """Return both sides at length one, the queries times the factor of their head."""
+        """Both sides at length one, the queries times the factor of their head."""
         factor = self.factor.clamp(max=self.most).exp().to(q.dtype)
         q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
         return Prepared(q * factor, k)
 
     def of(self, heads: list[int]) -> "LearnedCosine":
-        """Return the score of some of the heads."""
+        """Score of some of the heads."""
         some = LearnedCosine(len(heads))
         some.factor = nn.Parameter(self.factor.detach()[heads], requires_grad=False)
         return some
@@ -117,7 +117,7 @@ class Gaussian(_Product):
         self.sigma = sigma
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        """Return q and k with the bias -|k|^2 / (2 sigma^2) for each key."""
+        """q and k with the bias -|k|^2 / (2 sigma^2) for each key."""
         scale = self.sigma**-2
         return Prepared(q, k, k.square().sum(-1) * (-0.5 * scale), scale)
 
@@ -131,7 +131,7 @@ class Bilinear(nn.Module, _Product):
         nn.init.xavier_uniform_(self.weight)
 
     def prepare(self, q: Tensor, k: Tensor) -> Prepared:
-        """Return q W and k."""
+        """q W and k."""
         return Prepared(q @ self.weight, k, None, self.weight.shape[1] ** -0.5)
 
     def key_width(self, width: int) -> int:
@@ -157,7 +157,7 @@ class Additive(nn.Module):
         return self.key.in_features
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return all scores, (..., q, k)."""
+        """All scores, (..., q, k)."""
         pre = self.query(q).unsqueeze(-2) + self.key(k).unsqueeze(-3)
         return torch.tanh(pre) @ self.vector
 

@@ -42,19 +42,19 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 def rows_of(x: Tensor, rows: slice) -> Tensor:
-    """Return some rows of (..., n, d); all of them are x itself."""
+    """Some rows of (..., n, d); all of them are x itself."""
     count = rows.stop - rows.start
     return x if count == x.shape[-2] else x.narrow(-2, rows.start, count)
 
 
 def tile_of(x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Return a tile of what broadcasts to (..., q, k)."""
+    """Tile of what broadcasts to (..., q, k)."""
     x = x[..., rows, :] if x.shape[-2] > 1 else x
     return x[..., columns] if x.shape[-1] > 1 else x
 
 
 def heads_of(x: Tensor, sentence: int, heads: list[int]) -> Tensor:
-    """Return one sentence and some heads of what broadcasts to (b, h, q, k)."""
+    """One sentence and some heads of what broadcasts to (b, h, q, k)."""
     x = x[(None,) * (4 - x.ndim)]
     x = x[sentence : sentence + 1] if x.shape[0] > 1 else x
     return x[:, heads] if x.shape[1] > 1 else x

@@ -16,7 +16,7 @@ Pick = int | slice | Sequence[int] | None
 
 
 def _numbers(pick: Pick, size: int, what: str) -> list[int]:
-    """Return the numbers that a choice of one, some or all means."""
+    """Numbers that a choice of one, some or all means."""
     chosen = (
         range(size)
         if pick is None
@@ -43,7 +43,7 @@ class Map:
     column_tokens: list[list[str]] | None = None
 
     def weights(self, batch: Pick = None, heads: Pick = None, rows: Pick = None) -> Tensor:
-        """Return the weights of chosen sentences, heads and queries, (b, h, q, k)."""
+        """Weights of chosen sentences, heads and queries, (b, h, q, k)."""
         b, h, q, _ = self.shape
         picked_heads = _numbers(heads, h, "head")
         picked_rows = _numbers(rows, q, "row")
@@ -56,7 +56,7 @@ class Map:
         )
 
     def __getitem__(self, place) -> Tensor:
-        """Return weights by plain indices for sentence, head, row and column."""
+        """Weights by plain indices for sentence, head, row and column."""
         places = place if isinstance(place, tuple) else (place,)
         picks = [slice(i, i + 1) if isinstance(i, int) and i >= 0 else i for i in places[:3]]
         picks = [[i] if isinstance(i, int) else i for i in picks]
@@ -151,11 +151,11 @@ class Maps:
         return sum(len(self._maps.get(name, [])) for name in self._names.get(id(module), [])[:1])
 
     def names(self) -> list[str]:
-        """Return the names of all layers that attended, in order."""
+        """Names of all layers that attended, in order."""
         return list(self._maps)
 
     def calls(self, name: str) -> list[Map]:
-        """Return one map for each time that a layer attended."""
+        """One map for each time that a layer attended."""
         if not self._maps:
             raise UsageError(
                 f"no attention named '{name}' was seen: nothing attended while this was watched; "
@@ -200,12 +200,12 @@ _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
 
 
 def watcher() -> Maps | None:
-    """Return the active recorder of attention maps, if any."""
+    """Active recorder of attention maps, if any."""
     return _WATCHER.get()
 
 
 def module_of(model: nn.Module | Holder) -> nn.Module:
-    """Return a module, or that of what regard.load returned."""
+    """Module, or that of what regard.load returned."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
         raise UsageError(

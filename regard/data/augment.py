@@ -19,7 +19,7 @@ Rng = np.random.Generator
 
 
 def step_rng(seed: int, n: int, of: int = 5) -> Rng:
-    """Return the random generator of step n, the same whenever it is asked for."""
+    """Random generator of step n, the same whenever it is asked for."""
     return np.random.Generator(np.random.PCG64([seed % 2**64, n, of]))
 
 
@@ -96,7 +96,7 @@ def blend(pixels: Tensor, other: Tensor, amount: Tensor) -> Tensor:
 
 
 def greys(pixels: Tensor) -> Tensor:
-    """Return images in grey, with as many channels."""
+    """Images in grey, with as many channels."""
     if pixels.shape[1] == 1:
         return pixels
     weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
@@ -264,7 +264,7 @@ AUGMENTS: dict[str, Callable[[Tensor, Rng, AugmentOptions], Tensor]] = {
 
 
 def augments(names: str, table: Mapping[str, Any] = AUGMENTS) -> list[Any]:
-    """Return the augmentations that names such as flip+crop stand for, in their order."""
+    """Augmentations that names such as flip+crop stand for, in their order."""
     if names == "none":
         return []
     each = names.split("+")
@@ -277,7 +277,7 @@ def augments(names: str, table: Mapping[str, Any] = AUGMENTS) -> list[Any]:
 
 
 def boxes(rng: Rng, number: int, size: Sequence[int], areas: Tensor, shapes: Tensor) -> Tensor:
-    """Return masks (b, 1, h, w) of random rectangles of given areas (shares) and aspect ratios."""
+    """Masks (b, 1, h, w) of random rectangles of given areas (shares) and aspect ratios."""
     height, width = size
     high = (areas * height * width / shapes).sqrt().round().clamp(0, height)
     wide = (areas * height * width * shapes).sqrt().round().clamp(0, width)
@@ -343,7 +343,7 @@ class Augment:
     smoothing: float = 0.0
 
     def __call__(self, pixels: Tensor, labels: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
-        """Return augmented, normalised images and their targets (b, labels)."""
+        """Augmented, normalised images and their targets (b, labels)."""
         options = AugmentOptions(self.padding, self.strength)
         for one in augments(self.names):
             pixels = one(pixels, rng, options)
@@ -355,5 +355,5 @@ class Augment:
 
 
 def smoothed(labels: Tensor, number: int, smoothing: float) -> Tensor:
-    """Return one-hot targets (b, labels) with label smoothing."""
+    """One-hot targets (b, labels) with label smoothing."""
     return F.one_hot(labels, number).float() * (1 - smoothing) + smoothing / number

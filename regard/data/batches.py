@@ -49,11 +49,11 @@ class IndexBatches:
         self._count = min(count + count // 100, len(self.longest))
 
     def len_epoch(self, epoch: int = 0) -> int:
-        """Return how many batches an epoch has (all have the same number)."""
+        """Number of batches in an epoch (the same in all)."""
         return self._count
 
     def __getitem__(self, n: int) -> np.ndarray:
-        """Return the example indices of batch n, for any n from 0 without end."""
+        """Example indices of batch n, for any n from 0 without end."""
         if n < 0:
             raise IndexError(f"batch {n}: batches are counted from 0")
         epoch, place = divmod(n, self._count)
@@ -119,7 +119,7 @@ class Shuffled:
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def __getitem__(self, n: int) -> np.ndarray:
-        """Return the example indices of batch n; a batch may end one epoch and begin the next."""
+        """Example indices of batch n; a batch may end one epoch and begin the next."""
         if n < 0:
             raise IndexError(f"batch {n}: batches are counted from 0")
         epochs, places = np.divmod(np.arange(n * self.rows, (n + 1) * self.rows), self.examples)
@@ -127,7 +127,7 @@ class Shuffled:
         return np.concatenate(parts)
 
     def epoch(self) -> float:
-        """Return in how many batches all examples are read once."""
+        """Number of batches in which all examples are read once."""
         return self.examples / self.rows
 
     def _order(self, epoch: int) -> np.ndarray:

@@ -27,7 +27,7 @@ class CaptionData(ImageData):
         return hash_items([(super().sha, ""), *rows]) if self.captions else super().sha
 
     def part_sha(self, part: str) -> str:
-        """Return a hash of the images of a part, and of their captions."""
+        """Hash of the images of a part, and of their captions."""
         return hash_items(self._rows(part))
 
     def _rows(self, part: str) -> list[tuple[str, list[str]]]:
@@ -88,12 +88,12 @@ def read_captions(
 
 
 def captions_of(images: Images, captions: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the captions of each image of a part."""
+    """Captions of each image of a part."""
     return [list(captions.get(images.where(i), [""])) for i in range(len(images))]
 
 
 def all_captions_of(images: Images, settings: Any) -> list[list[str]]:
-    """Return the captions of each image of a part, wherever the data of an evaluation have them."""
+    """Captions of each image of a part, wherever the data of an evaluation have them."""
     data, given = Path(str(settings.data)), (settings.valid, settings.columns, settings.header)
     mine = captions_of(images, read_captions(data, *given, settings.test, tuple(PARTS)))
     if not any(map(any, mine)):

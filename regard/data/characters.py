@@ -86,7 +86,7 @@ class Characters(OwnTokenizer):
         return "".join(_LOST if n == self.unk else self._spelling(n) for n in ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Return what to show for each id."""
+        """Text to show for each id."""
         return [SPECIALS[n] if 0 <= n < len(SPECIALS) else visible(self._spelling(n)) for n in ids]
 
     def _spelling(self, number: int) -> str:

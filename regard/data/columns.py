@@ -30,7 +30,7 @@ _ROLES = (
 def input_column(
     names: Sequence[str], usual: Sequence[str], asked: str | None = None, known: Sequence[str] = ()
 ) -> str:
-    """Return the column that is read: as asked for, as in training, the only one, or a usual one.
+    """Column that is read: as asked for, as in training, the only one, or a usual one.
 
     `asked` is columns=, of which the first is read; `known` are those of a training.
     """
@@ -53,7 +53,7 @@ def input_column(
 def columns_read(
     path: Path, columns: str | None = None, header: bool | None = None, **languages: str | None
 ) -> tuple[str, ...]:
-    """Return the names of the columns by which a table is read, if it has names."""
+    """Names of the columns by which a table is read, if it has names."""
     chosen = TwoColumns(path, columns, header=header, **languages)
     table = Table(path, encoding="auto")
     try:
@@ -67,7 +67,7 @@ def columns_read(
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the cells of the first row of a table, or the keys of its first object."""
+    """Cells of the first row of a table, or the keys of its first object."""
     first = next((row.value for row in Table(path, encoding="auto") if row.value is not None), [])
     return [str(name).strip() for name in first]
 
@@ -100,7 +100,7 @@ def parse_columns(columns: str | Sequence[str | int] | None) -> tuple[str, str] 
 
 
 def column_of(name: str, names: Sequence[str], where: str, numbers: bool = True) -> int:
-    """Return the place of a column given by name, or by number."""
+    """Place of a column given by name, or by number."""
     if numbers and name.isdecimal():
         return int(name) - 1
     if name in names:
@@ -115,7 +115,7 @@ def column_of(name: str, names: Sequence[str], where: str, numbers: bool = True)
 
 
 def key_path(name: str, value: dict[str, Any]) -> tuple[str, ...]:
-    """Return the path of keys that a name or number of columns= stands for."""
+    """Path of keys that a name or number of columns= stands for."""
     if name in value:
         return (name,)
     if name.isdecimal() and 1 <= int(name) <= len(value):
@@ -124,7 +124,7 @@ def key_path(name: str, value: dict[str, Any]) -> tuple[str, ...]:
 
 
 def text_at(value: Any, path: Sequence[str]) -> str:
-    """Return the text that lies at a path of keys."""
+    """Text that lies at a path of keys."""
     for key in path:
         if not isinstance(value, dict) or key not in value:
             keys = ", ".join(map(str, value)) if isinstance(value, dict) else "no object"
@@ -145,7 +145,7 @@ def text_at(value: Any, path: Sequence[str]) -> str:
 
 
 def _encodable(text: str) -> bool:
-    """Tell whether a text can be written as UTF-8, which half a surrogate pair cannot."""
+    """True if a text can be written as UTF-8, which half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -154,7 +154,7 @@ def _encodable(text: str) -> bool:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names of a row, short enough for a message."""
+    """First names of a row, short enough for a message."""
     return ", ".join(name.strip()[:30] for name in names[:8])
 
 
@@ -180,7 +180,7 @@ class TwoColumns:
         self._keys: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
     def read(self, table: Table, value: list[str] | dict[str, Any]) -> tuple[str, str] | None:
-        """Return the two sides of a row, or None for the header row."""
+        """Two sides of a row, or None for the header row."""
         if isinstance(value, dict):
             if self._keys is None:
                 self._keys = self._choose_keys(value)
@@ -242,7 +242,7 @@ class TwoColumns:
         return at, header
 
     def _has_header(self, table: Table, names: list[str], at: tuple[int, int], known: bool) -> bool:
-        """Tell whether the first row is a header: as told, by known names, or by the others."""
+        """True if the first row is a header: as told, by known names, or by the others."""
         if self.header is not None or known:
             return known if self.header is None else self.header
         header = like_header(table.cells(), at)

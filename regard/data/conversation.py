@@ -93,17 +93,17 @@ TEMPLATES = {
 
 
 def stop_text(template: str) -> str:
-    """Return the text that ends an answer; a checkpoint's own template ends by its end token."""
+    """Text that ends an answer; a checkpoint's own template ends by its end token."""
     return TEMPLATES[template].stop if template in TEMPLATES else ""
 
 
 def is_message(given: Any) -> bool:
-    """Tell whether this is meant for a message of a conversation."""
+    """True if this is meant for a message of a conversation."""
     return isinstance(given, dict) and not given.keys().isdisjoint(Message._fields)
 
 
 def read_messages(given: Any, where: str = "messages", *, answered: bool = False) -> list[Message]:
-    """Return a conversation that a user gave as dicts, or refuse it.
+    """Conversation that a user gave as dicts; refuses a malformed one.
 
     One to learn from is `answered`: some of it is said by the assistant, who may end it.
     """
@@ -170,7 +170,7 @@ class Conversation(str):
     """The messages of a conversation to learn from, as JSON."""
 
     def messages(self) -> list[Message]:
-        """Return the messages."""
+        """Messages."""
         return [Message(*one) for one in json.loads(self)]
 
     @classmethod
@@ -180,7 +180,7 @@ class Conversation(str):
 
 
 def write_out(text: str, template: str) -> str:
-    """Return a text as it is, or a conversation as a template writes it."""
+    """Text as it is, or a conversation as a template writes it."""
     if not isinstance(text, Conversation):
         return text
     said = text.messages()
@@ -246,7 +246,7 @@ class Renderer:
     def __call__(
         self, template: str, messages: Sequence[Message], tokens: Mapping[str, str]
     ) -> str:
-        """Return a conversation as the template writes it."""
+        """Conversation as the template writes it."""
         said = [message._asdict() for message in messages]
         request = json.dumps({"template": template, "messages": said, "tokens": tokens})
         with self.lock:
@@ -264,7 +264,7 @@ class Renderer:
         return answer["text"]
 
     def _started(self) -> "subprocess.Popen[str]":
-        """Return the child process, started if there is none."""
+        """Child process, started if there is none."""
         if self.child is not None and self.child.poll() is None:
             return self.child
         self.child = subprocess.Popen(
@@ -285,7 +285,7 @@ class Renderer:
         return self.child
 
     def _ask(self, child: "subprocess.Popen[str]", line: str | None, limit: float) -> str | None:
-        """Return the next line of the child, or None if it took too long or has ended."""
+        """Next line of the child, or None if it took too long or has ended."""
         assert child.stdin is not None and child.stdout is not None
         timer = threading.Timer(limit, child.kill)
         timer.daemon = True

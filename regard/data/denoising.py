@@ -147,7 +147,7 @@ class Sentinels(NamedTuple):
 
 
 def sentinels_of(tokenizer: Tokenizer, vocab: int, needed: int) -> Sentinels:
-    """Return the tokenizer's own sentinels, or spare rows of a vocabulary."""
+    """Tokenizer's own sentinels, or spare rows of a vocabulary."""
     named = [tokenizer.token_to_id(_SENTINEL.format(n)) for n in range(_SENTINELS)]
     spans = [n for n in named if n is not None] or list(range(tokenizer.vocab, vocab))
     mask = tokenizer.mask if tokenizer.mask is not None else (spans or [-1])[0]
@@ -165,20 +165,20 @@ Corrupt = Callable[[np.ndarray, np.ndarray, Sentinels, int, float, float], tuple
 def mask_spans(
     ids: np.ndarray, sentences: np.ndarray, marks: Sentinels, seed: int, share: float, mean: float
 ) -> tuple[Any, Any]:
-    """Return a text without some spans, and the spans, named by the same sentinels (T5)."""
+    """Text without some spans, and the spans, named by the same sentinels (T5)."""
     return corrupt_spans(ids, marks.spans, seed, share=share, mean=mean)
 
 
 def add_noise(
     ids: np.ndarray, sentences: np.ndarray, marks: Sentinels, seed: int, share: float, mean: float
 ) -> tuple[Any, Any]:
-    """Return a text of shuffled sentences with some spans masked, and the text (BART)."""
+    """Text of shuffled sentences with some spans masked, and the text (BART)."""
     shuffled = permute_parts(ids, sentences, mix(seed, "order"))
     return infill(shuffled, marks.mask, seed, share=share, mean=mean), ids
 
 
 def span_lengths(lengths: np.ndarray, share: float, mean: float) -> np.ndarray:
-    """Return about how many tokens the spans of texts have, with a sentinel for each."""
+    """Approximate number of tokens in the spans of texts, with a sentinel for each."""
     masked = np.maximum(1, np.round(lengths * share))
     return (masked + np.maximum(1, masked / mean) + 1).astype(np.int64)
 
@@ -249,14 +249,14 @@ class DenoisingBatches:
         return make_batch(sources, targets, self.tokenizer, self.tokenizer, self.device)
 
     def __getitem__(self, n: int) -> PairBatch:
-        """Return batch n."""
+        """Batch n."""
         return self._batch("train", self.plan[n], n)
 
     def epoch(self) -> float:
-        """Return in how many batches all texts are read once."""
+        """Number of batches in which all texts are read once."""
         return self.plan.len_epoch()
 
     def valid(self) -> list[PairBatch]:
-        """Return the validation part, always corrupted alike."""
+        """Validation part, always corrupted alike."""
         plan = self._plan("valid", max(4096, self.tokens), 0)
         return [self._batch("valid", plan[n], 0) for n in range(plan.len_epoch())]

@@ -52,12 +52,12 @@ class Texts(Dataset[list[str]]):
         return hash_texts(["running" if self.running else "documents", *parts])
 
     def part_sha(self, part: str) -> str:
-        """Return a hash of the texts of one part."""
+        """Hash of the texts of one part."""
         return hash_texts(self.parts[part])
 
 
 def hash_texts(texts: Iterable[str]) -> str:
-    """Return one hash of many texts."""
+    """One hash of many texts."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\x00")
@@ -141,7 +141,7 @@ class EndSplitter(RowSplitter):
     def held_out(
         self, rows: list[str], part: str, trained: Split, where: str, notes: list[str]
     ) -> list[str]:
-        """Return the end of the text that a model was not trained on, if it was on the rest."""
+        """End of the text that a model was not trained on, if it was on the rest."""
         (text,) = rows
         if part == "train" or not _is_cut(text, trained):
             return rows
@@ -160,7 +160,7 @@ class EndSplitter(RowSplitter):
         return rows
 
     def sampled(self, split: Split, train: list[str]) -> Split:
-        """Return the split as it is: it knows the beginning of the text."""
+        """Split as it is: it knows the beginning of the text."""
         return split
 
 
@@ -172,7 +172,7 @@ def _cut_parts(text: str, split: Split) -> dict[str, list[str]]:
 
 
 def _is_cut(text: str, trained: Split) -> bool:
-    """Tell whether a model was trained on the beginning of a text."""
+    """True if a model was trained on the beginning of a text."""
     borders = [some.get("", len(text)) for some in trained.bounds.values()]
     start = text[: min(borders, default=len(text))]
     return trained.by == "end" and trained.sample == (hash_text(start),)
@@ -341,7 +341,7 @@ def encode_documents(
 
 
 def count_bytes(texts: Iterable[str]) -> int:
-    """Return the bytes of texts, and of the answers in conversations."""
+    """Bytes of texts, and of the answers in conversations."""
     said = (
         [m.content for m in text.messages() if m.role == "assistant"]
         if isinstance(text, Conversation)
@@ -352,7 +352,7 @@ def count_bytes(texts: Iterable[str]) -> int:
 
 
 def has_conversations(texts: Iterable[str]) -> bool:
-    """Tell whether some of the texts are conversations."""
+    """True if some of the texts are conversations."""
     return any(isinstance(text, Conversation) for text in texts)
 
 

@@ -47,7 +47,7 @@ def _affixes(word: str) -> tuple[str, ...]:
 
 
 def affixes(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the prefixes, suffixes and shape of each word."""
+    """Prefixes, suffixes and shape of each word."""
     return [_affixes(word) for word in words]
 
 
@@ -130,7 +130,7 @@ class WordFeatures:
         write_atomically(folder / _FILE, self.text)
 
     def numbers(self, words: Sequence[str]) -> np.ndarray:
-        """Return the numbers of the words' features, (words, kinds)."""
+        """Numbers of the words' features, (words, kinds)."""
         get = self._numbers.get
         features: list[Any] = [function(words) for function in self.functions]
         rows = [[get(f, 0) for some in each for f in some] for each in zip(*features, strict=True)]

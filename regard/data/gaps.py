@@ -91,7 +91,7 @@ class GapText:
         return [part.removesuffix(" ") if self.spaced else part for part in parts] + [last]
 
     def word(self, token: int) -> str:
-        """Return how a token is spelt, without a space before it."""
+        """Spelling of a token, without a space before it."""
         if self.wordpiece:
             return self.pieces[token].removeprefix("##")
         return self.tokenizer.decode([token]).removeprefix(" ")

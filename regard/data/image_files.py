@@ -86,7 +86,7 @@ class ImageFiles(MediaFiles):
             self.sizes = {(array.shape[3], array.shape[2])}
 
     def pick(self, numbers: Sequence[int]) -> "ImageFiles":
-        """Return some of the images."""
+        """Some of the images."""
         array = None if self.array is None else self.array[numbers]
         contents = [self.contents[i] for i in numbers]
         return ImageFiles([self.items[i] for i in numbers], array, contents)
@@ -98,7 +98,7 @@ class ImageFiles(MediaFiles):
         return open_image(self.contents[i], self.items[i].where)
 
     def whole(self, format: ImageFormat) -> np.ndarray | None:
-        """Return all images (n, c, h, w), if they lie in memory as the format wants them."""
+        """All images (n, c, h, w), if they lie in memory as the format wants them."""
         shape = (format.channels, format.size, format.size)
         return self.array if self.array is not None and self.array.shape[1:] == shape else None
 
@@ -124,12 +124,12 @@ ReadImages = Callable[[], ImageFiles]
 
 
 def holds_images(data: Any) -> bool:
-    """Tell whether data are images: class folders, a table of paths, idx files or mosaics."""
+    """True if data are images: class folders, a table of paths, idx files or mosaics."""
     return is_set(data, kind_of_set)
 
 
 def kind_of_set(path: Path) -> str:
-    """Return which kind of set lies at a path, or nothing."""
+    """Kind of image set at a path, or none."""
     names = [path.name] if path.exists() else []
     if is_folder(path):
         names = [entry.name for entry in islice(os.scandir(path), 10_000)]
@@ -226,7 +226,7 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
 
 
 def too_many(where: str) -> UsageError:
-    """Say that images take more memory than a set may."""
+    """Error for images that take more memory than a set may."""
     return UsageError(f"{where}: the images so far take over {MOST_STORED >> 30} GB; use fewer")
 
 
@@ -321,7 +321,7 @@ def _read_idx_part(path: Path, options: ImageOptions) -> ImageFiles:
 
 
 def _labels_beside(path: Path) -> Path:
-    """Return the idx file of labels that goes with one of images, packed or not."""
+    """Idx file of labels that goes with one of images, packed or not."""
     start = re.split(r"images?", path.name, flags=re.IGNORECASE)[0]
     names = [n for n in sorted(os.listdir(path.parent)) if re.match(rf"{start}labels?.*idx1", n)]
     if len(names) != 1:

@@ -81,14 +81,14 @@ _NEAR = 0.2  # by how much content may be larger or smaller than it should be
 
 
 def ground_of(pixels: np.ndarray) -> float | None:
-    """Return the level of the border of an image (h, w), if nearly all of it has the same."""
+    """Level of the border of an image (h, w), if nearly all of it has the same."""
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]).astype(float)
     level = float(np.median(border))
     return level if (abs(border - level) < _EVEN).mean() >= _LIKE else None
 
 
 def content_box(pixels: np.ndarray, level: float) -> tuple[int, int, int, int] | None:
-    """Return left, top, right and bottom of what is not of the level of the ground."""
+    """Left, top, right and bottom of what is not of the level of the ground."""
     shown = abs(pixels.astype(float) - level) >= _EVEN
     rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
     if not len(rows):
@@ -97,7 +97,7 @@ def content_box(pixels: np.ndarray, level: float) -> tuple[int, int, int, int] |
 
 
 def measure_ground(images: np.ndarray) -> tuple[str, float]:
-    """Return the ground of nearly all images (n, h, w), dark, light or any, and their content."""
+    """Ground of nearly all images (n, h, w), dark, light or any, and their content."""
     levels = [ground_of(pixels) for pixels in images]
     for name, has in (("dark", lambda x: x < _EVEN), ("light", lambda x: x > 255 - _EVEN)):
         if np.mean([level is not None and has(level) for level in levels]) > 0.95:
@@ -111,7 +111,7 @@ def measure_ground(images: np.ndarray) -> tuple[str, float]:
 
 
 def _place(pixels: np.ndarray, ground: str, content: float) -> tuple[Box | None, list[str]]:
-    """Return the square in which a grey image shows something, as large as content asks for.
+    """Square in which a grey image shows something, as large as content asks for.
 
     There is none if the image is as it should be, has no even ground, or nothing on it. The notes
     say what is to be done.
@@ -183,13 +183,13 @@ class ImageFormat:
         return self
 
     def key(self) -> list[Any]:
-        """Return all that the pixels depend on, before they are normalised."""
+        """All that the pixels depend on, before they are normalised."""
         edge = [] if self.edge is None else [self.edge]
         ground = [] if self.ground == "any" else [self.ground, self.content]
         return [self.size, self.channels, self.fit, self.resample, self.background, *edge, *ground]
 
     def seen(self, width: int, height: int) -> Box:
-        """Return left, top, right and bottom of what is seen of an image, in its pixels."""
+        """Left, top, right and bottom of what is seen of an image, in its pixels."""
         if self.edge is None or self.size is None:
             return FITS[self.fit](width, height)
         whole = (width, height) if self.fit == "stretch" else (min(width, height),) * 2
@@ -198,7 +198,7 @@ class ImageFormat:
         return left, top, left + wide, top + high
 
     def seen_of(self, image: Image.Image) -> Box:
-        """Return what is seen of an open image that is upright, in its pixels."""
+        """Visible part of an open, upright image, in its pixels."""
         box = None
         if self.ground != "any" and self.channels == 1:
             grey = flat(image, self.background).convert("L")
@@ -206,7 +206,7 @@ class ImageFormat:
         return self.seen(*image.size) if box is None else box
 
     def read(self, source: Any, name: str = "", notes: list[str] | None = None) -> np.ndarray:
-        """Return the bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c).
+        """Bytes (c, h, w) of an image: a path, an open image, or an array (h, w, c).
 
         What was done to it beyond its size is added to `notes`.
         """
@@ -245,12 +245,12 @@ class ImageFormat:
         return torch.addcmul(-mean / std, pixels.float(), 1 / (255 * std))
 
     def restore(self, images: Tensor) -> Tensor:
-        """Return the pixels, 0 to 255, of normalised images."""
+        """Pixels, 0 to 255, of normalised images."""
         mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in self.moments())
         return (255 * (images * std + mean)).round().clamp(0, 255).to(torch.uint8)
 
     def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation of the channels; without them, pixels are from 0 to 1."""
+        """Mean and deviation of the channels; without them, pixels are from 0 to 1."""
         return (self.mean, self.std) if self.mean else ((0.0,), (1.0,))
 
 
@@ -321,7 +321,7 @@ def _bounded(image: Image.Image, name: str) -> Image.Image:
 
 
 def too_large(name: str, pixels: int) -> BrokenImage:
-    """Say that an image has more pixels than are decoded."""
+    """Error for an image with more pixels than are decoded."""
     return BrokenImage(
         f"{name}: {pixels / 1e6:,.0f} megapixels; at most {MOST_PIXELS // 10**6} are decoded, "
         "make it smaller"
@@ -360,7 +360,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def flat(image: Image.Image, background: str = "white") -> Image.Image:
-    """Return an image in grey or red, green and blue, 8 bits each; alpha is laid over a colour."""
+    """Image in grey or red, green and blue, 8 bits each; alpha is laid over a colour."""
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         wide = np.asarray(image).astype(np.float64)
         return Image.fromarray((wide.clip(0, 65535) / 257).round().astype(np.uint8))

@@ -53,7 +53,7 @@ class Images(MediaRows):
         self.format, self.pixels = format, pixels
 
     def read(self, indices: Any) -> Tensor:
-        """Return the bytes (n, c, h, w) of some images."""
+        """Bytes (n, c, h, w) of some images."""
         rows = self.rows[np.asarray(indices, dtype=np.int64)]
         if self.pixels is not None:
             return torch.from_numpy(self.pixels[rows])
@@ -64,11 +64,11 @@ class Images(MediaRows):
         return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
 
     def inputs(self, count: int) -> list[np.ndarray]:
-        """Return the first images (h, w, c)."""
+        """First images (h, w, c)."""
         return [image.permute(1, 2, 0).numpy() for image in self.read(range(min(count, len(self))))]
 
     def part(self, share: float) -> "Images":
-        """Return a share of the images of every class, by hash: a smaller share is within it."""
+        """Share of the images of every class, by hash: a smaller share is within it."""
         if share >= 1:
             return self
         order = sorted(range(len(self)), key=self.hashes.__getitem__)
@@ -78,7 +78,7 @@ class Images(MediaRows):
         return self.pick(np.sort(np.concatenate(some)))
 
     def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and standard deviation of each channel, of pixels from 0 to 1."""
+        """Mean and standard deviation of each channel, of pixels from 0 to 1."""
         channels = self.read([0]).shape[1]
         counts = np.zeros((channels, 256), np.int64)  # exact, however it is summed
         for start in range(0, len(self), 1024):
@@ -92,7 +92,7 @@ class Images(MediaRows):
 
     @property
     def sha(self) -> str:
-        """Return a hash of the images and their labels."""
+        """Hash of the images and their labels."""
         digest = hashlib.sha256()
         for source, label in zip(self.hashes, self.labels.tolist(), strict=True):
             digest.update(f"{source} {label}\n".encode())
@@ -167,7 +167,7 @@ def _decode_part(
 def _decoded(
     files: ImageFiles, format: ImageFormat, broken: str, cache: Path | None
 ) -> tuple[np.ndarray | None, ImageStore | None]:
-    """Return all images of a part decoded, unless that is too much, and which are broken."""
+    """All images of a part decoded, unless that is too much, and which are broken."""
     whole = files.whole(format)
     if whole is not None:
         return whole, None

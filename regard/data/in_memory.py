@@ -27,7 +27,7 @@ _EXPECTED = (
 
 
 def on_disk(data: Any) -> Any:
-    """Return the path of data; those in memory are written to the cache first."""
+    """Path of data; those in memory are written to the cache first."""
     if data is None or isinstance(data, str | os.PathLike):
         return data
     if hasattr(data, "read"):
@@ -49,7 +49,7 @@ def on_disk(data: Any) -> Any:
 
 
 def lay_in_memory(path: Path) -> bool:
-    """Tell whether a table was written here, so that its paths are the user's own."""
+    """True if a table was written here, so that its paths are the user's own."""
     return path.absolute().is_relative_to((cache_folder() / "tables").absolute())
 
 
@@ -59,7 +59,7 @@ def home_of(table: Path) -> Path:
 
 
 def _open_path(file: Any) -> str:
-    """Return the path of an open file."""
+    """Path of an open file."""
     path = getattr(file, "name", None)
     if not isinstance(path, str) or not os.path.isfile(path):
         raise UsageError(f"data= is a {type(file).__name__} without a path; give that")
@@ -67,7 +67,7 @@ def _open_path(file: Any) -> str:
 
 
 def _parts(data: Any) -> dict[str, Any]:
-    """Return the rows of each part."""
+    """Rows of each part."""
     if isinstance(data, Mapping):
         words = {word: name for name, some in PARTS.items() for word in some}
         if data and all(isinstance(key, str) and key in words for key in data):
@@ -96,7 +96,7 @@ def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
 
 
 def rows_of(data: Any) -> Iterable[Any]:
-    """Return the rows of a list, frame or dataset, without importing what made it."""
+    """Rows of a list, frame or dataset, without importing what made it."""
     if (rows := frame_rows(data)) is not None:
         return rows
     if isinstance(data, Mapping):
@@ -112,7 +112,7 @@ def rows_of(data: Any) -> Iterable[Any]:
 
 
 def frame_rows(data: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a frame, Arrow table or dataset; None: it is none of these."""
+    """Rows of a frame, Arrow table or dataset; None: it is none of these."""
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):  # lazy, of polars
         data = data.collect()
     if hasattr(data, "iter_rows"):  # polars
@@ -138,7 +138,7 @@ def _check_names(names: list[str]) -> list[str]:
 
 
 def is_columns(data: Mapping[Any, Any]) -> bool:
-    """Tell whether a dict holds columns of one length by their names."""
+    """True if a dict holds columns of one length by their names."""
     columns = [values for values in data.values() if _is_column(values)]
     return 0 < len(columns) == len(data) and len({len(values) for values in columns}) == 1
 
@@ -168,7 +168,7 @@ class MemoryTable:
             yield TableRow(number, {str(key): _plain(value) for key, value in row.items()})
 
     def where(self, number: int) -> str:
-        """Return which row it is."""
+        """Name of the row in messages."""
         return f"row {number}"
 
     def __str__(self) -> str:
@@ -176,7 +176,7 @@ class MemoryTable:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a cell of a frame holds nothing."""
+    """True if a cell of a frame holds nothing."""
     if isinstance(value, float):
         return value != value
     return value is None or type(value).__name__ in ("NAType", "NaTType")
@@ -195,7 +195,7 @@ def _dataset_rows(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def _with_names(row: Any, number: int) -> Mapping[str, Any]:
-    """Return a row with the names that rows of its kind have."""
+    """Row with the names that rows of its kind have."""
     if isinstance(row, str):
         return {"text": row}
     if hasattr(row, "_asdict"):
@@ -210,7 +210,7 @@ def _with_names(row: Any, number: int) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what is missing in a frame is none."""
+    """Value as JSON has it; what is missing in a frame is none."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):

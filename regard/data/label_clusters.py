@@ -26,7 +26,7 @@ _MOST_NUMBERS = 2**26  # of all vectors of labels: 256 MB
 
 
 def label_vectors(texts: Sequence[Sequence[str]], targets: Sequence[Sequence[int]]) -> Tensor:
-    """Return the mean TF-IDF vector (labels, columns) of the words of each label's texts.
+    """Mean TF-IDF vector (labels, columns) of the words of each label's texts.
 
     Counts are logarithms, vectors of length one; more words than columns are hashed into these
     (Weinberger et al. 2009).
@@ -48,7 +48,7 @@ def label_vectors(texts: Sequence[Sequence[str]], targets: Sequence[Sequence[int
 
 
 def balanced_clusters(vectors: Tensor, clusters: int, *, rounds: int = 20, seed: int = 0) -> Tensor:
-    """Return the cluster of each vector (n, f); the first clusters may have one more than others.
+    """Cluster of each vector (n, f); the first clusters may have one more than others.
 
     Bisecting spherical 2-means: those vectors that are closest to the first of two centroids,
     compared with the second, make up the first part, whose size is given.
@@ -88,7 +88,7 @@ def balanced_clusters(vectors: Tensor, clusters: int, *, rounds: int = 20, seed:
 def cluster_labels(
     examples: Sequence[Example], labels: list[str], clusters: int, seed: int
 ) -> list[list[str]]:
-    """Return the labels of each cluster, by the texts that have them."""
+    """Labels of each cluster, by the texts that have them."""
     numbers = {label: n for n, label in enumerate(labels)}
     words = [split_words(example.text.lower()) for example in examples]
     vectors = label_vectors(words, [[numbers[one] for one in e.labels] for e in examples])

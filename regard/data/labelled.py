@@ -37,22 +37,22 @@ class Example(NamedTuple):
 
     @property
     def input(self) -> str:
-        """Return what a model reads."""
+        """Input of a model."""
         return self.text
 
     @property
     def source(self) -> str:
-        """Return the text by whose hash rows are split."""
+        """Text by whose hash rows are split."""
         return self.text
 
     @property
     def units(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return what has labels, and those: the text itself."""
+        """Labelled units with their labels: the text itself."""
         return [(self.text, self.labels)]
 
     @property
     def number(self) -> float:
-        """Return the number that is its label, or refuse."""
+        """Number that is its label, or refuse."""
         try:
             (text,) = self.labels
             return float(text)
@@ -63,7 +63,7 @@ class Example(NamedTuple):
             ) from error
 
     def excerpt(self, unit: int) -> str:
-        """Return what to show of a unit."""
+        """Text to show of a unit."""
         return self.text
 
 
@@ -76,21 +76,21 @@ class Sentence(NamedTuple):
 
     @property
     def input(self) -> list[str]:
-        """Return what a model reads."""
+        """Input of a model."""
         return list(self.words)
 
     @property
     def source(self) -> str:
-        """Return the text by whose hash rows are split."""
+        """Text by whose hash rows are split."""
         return " ".join(self.words)
 
     @property
     def units(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return what has labels, and those: each word."""
+        """Labelled units with their labels: each word."""
         return [(word, (tag,)) for word, tag in zip(self.words, self.tags, strict=True)]
 
     def excerpt(self, unit: int) -> str:
-        """Return a word in brackets between its neighbours."""
+        """Word in brackets between its neighbours."""
         before, after = self.words[max(0, unit - _AROUND) : unit], self.words[unit + 1 :]
         return " ".join([*before, f"[{self.words[unit]}]", *after[:_AROUND]])
 
@@ -206,7 +206,7 @@ class ExampleReader:
         return text_at(value, text), self._labels(text_at(value, label))
 
     def _labels(self, cell: str) -> list[str]:
-        """Return the labels of a cell, which may hold several."""
+        """Labels of a cell, which may hold several."""
         separator = self.format.separator
         return [cell] if separator is None else [p for p in cell.split(separator) if p.strip()]
 
@@ -388,12 +388,12 @@ class Labelled(Dataset[list[Any]]):
         return hash_items([item for name in names for item in self.parts[name]])
 
     def part_sha(self, part: str) -> str:
-        """Return a hash of the rows of one part."""
+        """Hash of the rows of one part."""
         return hash_items(self.parts[part])
 
 
 def hash_items(items: Sequence[Any]) -> str:
-    """Return a hash of texts or sentences with their labels."""
+    """Hash of texts or sentences with their labels."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(json.dumps(item[:2]).encode() + b"\n")

@@ -15,7 +15,7 @@ I = TypeVar("I", bound=tuple[Any, ...])
 
 
 def label_list(rows: Sequence[Sequence[str]], where: str) -> list[str]:
-    """Return all labels of rows, sorted, or say why they cannot be learnt."""
+    """All labels of rows, sorted, or say why they cannot be learnt."""
     labels = sorted({label for row in rows for label in row})
     if len(labels) < 2:
         only = f"only the label {labels[0]!r:.40}" if labels else "no label"
@@ -29,7 +29,7 @@ def label_list(rows: Sequence[Sequence[str]], where: str) -> list[str]:
 
 
 def label_table(items: Sequence[Any], labels: Sequence[str]) -> np.ndarray:
-    """Return a table (n, labels) of the labels of each text of examples, or word of sentences."""
+    """Table (n, labels) of the labels of each text of examples, or word of sentences."""
     numbers = {label: n for n, label in enumerate(labels)}
     rows = [some for item in items for _, some in item.units]
     table = np.zeros((len(rows), len(labels)), dtype=bool)
@@ -55,7 +55,7 @@ def with_known_labels(
     *,
     skip_bad: bool = False,
 ) -> list[I]:
-    """Return the examples or sentences all of whose labels are known, or refuse the others.
+    """Examples or sentences all of whose labels are known; refuses the others.
 
     `known` says of a label that is not: "does not occur in train".
     """
@@ -80,7 +80,7 @@ def with_known_labels(
 
 
 def saved_labels(folder: Path, config: Mapping[str, Any], size: int) -> list[str]:
-    """Return the labels that a model's config.json names, which must be as many as its outputs."""
+    """Labels that a model's config.json names, which must be as many as its outputs."""
     path = folder / "config.json"
     labels: Any = config.get("labels")
     good = isinstance(labels, list) and all(isinstance(label, str) for label in labels)

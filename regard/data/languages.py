@@ -20,7 +20,7 @@ yue cantonese""".replace("\n", "|").split("|")
 
 
 def language_of(name: str) -> str | None:
-    """Return the language code that a name stands for (en, EN-us, English, eng), or None."""
+    """Language code that a name stands for (en, EN-us, English, eng), or None."""
     name = name.strip().casefold()
     if name in LANGUAGES:
         return LANGUAGES[name]
@@ -29,7 +29,7 @@ def language_of(name: str) -> str | None:
 
 
 def same_language(name: str, asked: str) -> bool:
-    """Tell whether two names mean the same language."""
+    """True if two names mean the same language."""
     name, asked = name.strip().casefold(), asked.strip().casefold()
     return name == asked or (language_of(name) or name) == (language_of(asked) or asked)
 

@@ -46,7 +46,7 @@ class Unpacked(RawIOBase):
         self.most = max(LEAST_UNPACKED, _MOST_PACKED * size)
 
     def readable(self) -> bool:
-        """Return True."""
+        """True."""
         return True
 
     def readinto(self, room: Any) -> int:
@@ -104,14 +104,14 @@ class Recoded:
         self.text = TextIOWrapper(file, encoding, newline="\n")  # only \n ends a line
 
     def readline(self, size: int) -> bytes:
-        """Return the next line; of one that is too long, only so much as shows it."""
+        """Next line; of one that is too long, only so much as shows it."""
         line = start = self._decoded(self.text.readline, size)
         while line and not line.endswith("\n") and len(line) == size // 4:
             line = self._decoded(self.text.readline, size)
         return start.encode("utf-8", "surrogatepass")
 
     def read(self, size: int) -> bytes:
-        """Return about so many bytes more."""
+        """Next bytes, about as many as asked for."""
         return self._decoded(self.text.read, size).encode("utf-8", "surrogatepass")
 
     def _decoded(self, read: Callable[[int], str], size: int) -> str:
@@ -140,7 +140,7 @@ def opened_text(path: str | Path, encoding: str = "utf-8") -> Iterator[Any]:
 
 
 def encoding_of(path: Path) -> str:
-    """Tell the encoding of a file: Latin-1 if it has letters beyond ASCII and no line is UTF-8.
+    """Encoding of a file: Latin-1 if it has letters beyond ASCII and no line is UTF-8.
 
     Bytes that Latin-1 has no letters for are those of Windows, such as its quotation marks.
     """
@@ -161,7 +161,7 @@ def encoding_of(path: Path) -> str:
 
 
 def missing(path: Path) -> str:
-    """Say that there is no such file, with the nearest name in its folder."""
+    """Message for a missing file, with the nearest name in its folder."""
     if not os.path.isdir(path.parent):
         return f"{path}: no such file, nor the folder {path.parent}"
     try:
@@ -203,7 +203,7 @@ def scan_stream(file: Any, name: str) -> Iterator[tuple[int, str, Fault | None]]
 
 
 def find_fault(raw: bytes, text: str, where: str) -> Fault | None:
-    """Say what is wrong with the bytes of a line, if anything is."""
+    """Fault in the bytes of a line, if there is one."""
     if 0 in raw:
         what = f"a NUL byte at byte {raw.index(0) + 1}, so this is not text"
         return Fault("binary", where, what, "give a text file, or a table such as CSV or Parquet")

@@ -45,13 +45,13 @@ _MAY_MARK = re.compile("[\x00-\x1f\x7f-\x9f\u00adÃâÂ&<\u200b\u2028\u2029\u206
 
 
 def marks_in(text: str) -> list[str]:
-    """Return the kinds of suspicious characters that a text has."""
+    """Kinds of suspicious characters that a text has."""
     if not _MAY_MARK.search(text):
         return []
     return [kind for kind, pattern in _EACH_MARK.items() if pattern.search(text)]
 
 
 def excerpt(text: str, most: int = 60) -> str:
-    """Return the start of a text with everything unprintable shown by its code."""
+    """Start of a text with everything unprintable shown by its code."""
     short = text[:most] + ("…" if len(text) > most else "")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)

@@ -36,7 +36,7 @@ class WholeWordMasking:
             table[self.special] = False
 
     def starts(self, ids: np.ndarray) -> np.ndarray:
-        """Tell for tokens (b, l) where a word begins."""
+        """True for each token (b, l) that begins a word."""
         starts = np.ones(ids.shape, dtype=bool)
         starts[:, 1:] = ~(self.continues[ids[:, 1:]] & self.continued[ids[:, :-1]])
         return starts
@@ -44,7 +44,7 @@ class WholeWordMasking:
     def mask(
         self, ids: np.ndarray, share: float, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens (b, l) with a share of the words masked, and which are to be predicted."""
+        """Tokens (b, l) with a share of the words masked, and which are to be predicted."""
         word = np.cumsum(self.starts(ids)) - 1
         real = ~np.isin(ids, self.special)
         drawn = rng.random(ids.size)
@@ -58,7 +58,7 @@ class WholeWordMasking:
 
 
 def _within_word(character: str) -> bool:
-    """Tell whether a character is part of a word that is written together."""
+    """True if a character is part of a word that is written together."""
     return character.isalnum() and not _SPACELESS_CHARACTER.match(character)
 
 
@@ -86,7 +86,7 @@ class MaskedBatches(TokenBatches):
         )
 
     def __getitem__(self, n: int) -> TokenBatch:
-        """Return batch n."""
+        """Batch n."""
         ids, documents, _ = self.windows[n]
         ids = ids.astype(np.int64)
         if documents is None:

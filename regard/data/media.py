@@ -48,20 +48,20 @@ class Media:
     broken: type[UsageError]
 
     def has_suffix(self, name: str) -> bool:
-        """Tell whether a name ends as those of such files."""
+        """True if a name ends as those of such files."""
         return Path(name).suffix.lower() in self.suffixes
 
     def named(self, name: str) -> bool:
-        """Tell by its name whether a file is one, and not hidden."""
+        """True if a file is one by its name, and not hidden."""
         return self.has_suffix(name) and not name.startswith(".")
 
     def lie_in(self, folder: Path) -> bool:
-        """Tell whether some are in a folder, or in those within."""
+        """True if some are in a folder, or in those within."""
         entries = (file for _, _, files in os.walk(folder) for file in files)
         return any(self.has_suffix(name) for name in islice(entries, _CHECKED))
 
     def listed_in(self, path: Path, surely: bool = True) -> bool:
-        """Tell by the first rows of a table whether it has some; one row may be a header.
+        """True if the first rows of a table have some; one row may be a header.
 
         It has them surely if all rows name one.
         """
@@ -86,7 +86,7 @@ class Media:
         return "folders" if (loose and not tables) or any(map(self.lie_in, folders)) else ""
 
     def columns(self, value: Value) -> list[Any]:
-        """Return the columns or keys of a row that hold such a file, or the name of one."""
+        """Columns or keys of a row that hold such a file, or the name of one."""
         cells = value.items() if isinstance(value, dict) else enumerate(value)
         return [key for key, cell in cells if self._in(cell)]
 
@@ -134,7 +134,7 @@ class Media:
     def read_folder(
         self, folder: Path, labelled: bool, expected: str = ""
     ) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the paths and labels of all files in class folders, and notes for the user.
+        """Paths and labels of all files in class folders, and notes for the user.
 
         Where labels are of no concern, files outside of class folders count too.
         """
@@ -231,7 +231,7 @@ class MediaFiles:
         return len(self.items)
 
     def all_notes(self) -> list[str]:
-        """Return what the user should know of how the files were read."""
+        """Notes for the user on how the files were read."""
         first = f"{len(self.bad):,} files that cannot be read left out; the first: "
         return [*self.notes, first + self.bad[0]] if self.bad else self.notes
 
@@ -260,13 +260,13 @@ class MediaScan(NamedTuple):
 
 
 def cell_bytes(cell: Any) -> bytes | None:
-    """Return the bytes of a file that a cell of a table holds, as datasets keeps them."""
+    """Bytes of a file that a cell of a table holds, as datasets keeps them."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     return content if isinstance(content, bytes) else None
 
 
 def cell_file(cell: Any) -> Any:
-    """Return the bytes or the path of a file that datasets keeps in a cell; else the cell."""
+    """Bytes or the path of a file that datasets keeps in a cell; else the cell."""
     if isinstance(cell, dict) and not cell.keys().isdisjoint(("bytes", "path")):
         return cell_bytes(cell) or cell.get("path")
     return cell
@@ -294,7 +294,7 @@ def digest(content: str | bytes, hashed: bool = True) -> str:
 
 
 def is_set(data: Any, kind_of: Callable[[Path], object]) -> bool:
-    """Tell whether data are the path of a set of some kind."""
+    """True if data are the path of a set of some kind."""
     if not data or not isinstance(data, str | os.PathLike):
         return False
     try:
@@ -342,7 +342,7 @@ def folder_parts(path: Path, read: Callable[[Path], Files]) -> dict[str, Callabl
 
 
 def class_folders(path: Path) -> list[str]:
-    """Return the names of the folders in a folder, but for hidden ones."""
+    """Names of the folders in a folder, but for hidden ones."""
     try:
         entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except OSError as error:
@@ -367,12 +367,12 @@ class LabelledItem(Protocol):
 
 
 def split_labels(item: LabelledItem) -> tuple[str, ...]:
-    """Return the label by which files are split evenly, if there is one."""
+    """Label by which files are split evenly, if there is one."""
     return (item.label,) if item.label else ()
 
 
 def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
-    """Return all labels in order: by number where they are numbers, and then by their names."""
+    """All labels in order: by number where they are numbers, and then by their names."""
     numbers = all(label.isdecimal() for label in labels)
     if not names:
         return sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
@@ -388,7 +388,7 @@ def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
 
 
 def label_numbers(items: Sequence[LabelledItem], classes: Sequence[str]) -> list[int]:
-    """Return the number of each file's label, or refuse one that is not known."""
+    """Number of each file's label; refuses one that is not known."""
     numbers: Mapping[str, int] = {label: i for i, label in enumerate(classes)}
     every = {item.label for item in items}
     if not every & numbers.keys() and all(label.isdecimal() for label in every):

@@ -29,26 +29,26 @@ class MediaRows:
         return len(self.rows)
 
     def where(self, i: int) -> str:
-        """Return the file of one, or its place in a file."""
+        """File of one, or its place in a file."""
         return self.files.items[int(self.rows[i])].where
 
     @property
     def items(self) -> list[Any]:
-        """Return where each is, its label, its transcript if it has one, and its hash."""
+        """Place, label, transcript (if there is one) and hash of each."""
         return [self.files.items[row] for row in self.rows.tolist()]
 
     @property
     def hashes(self) -> list[str]:
-        """Return what tells each from all others."""
+        """Identity of each, by which it differs from all others."""
         return [item.source for item in self.items]
 
     @property
     def sha(self) -> str:
-        """Return a hash of the files and their labels."""
+        """Hash of the files and their labels."""
         raise NotImplementedError
 
     def pick(self, indices: Any) -> Self:
-        """Return some of them."""
+        """Some of them."""
         indices = np.asarray(indices, dtype=np.int64)
         some = copy(self)
         some.rows, some.labels = self.rows[indices], self.labels[torch.from_numpy(indices)]
@@ -96,7 +96,7 @@ def note_broken(data: MediaSet[Any], part: str, broken: int, why: str, left: int
 
 
 def rounded_stats(mean: np.ndarray, std: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return means and deviations as a config keeps them; what never varies is divided by 1."""
+    """Means and deviations as a config keeps them; what never varies is divided by 1."""
     means, deviations = ([round(float(x), 6) for x in row] for row in (mean, std))
     return tuple(means), tuple(x or 1.0 for x in deviations)
 

@@ -60,7 +60,7 @@ class PairReader:
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Return the languages of source and target, as far as they are known by now."""
+        """Languages of source and target, as far as they are known by now."""
         return self.columns.source, self.columns.target
 
     def __iter__(self) -> Iterator[Pair]:
@@ -183,7 +183,7 @@ class PairFiles:
         columns: str | Sequence[str | int] | None = None,
         **settings: Any,
     ) -> PairReader:
-        """Return what reads the pairs; columns are those of a table."""
+        """Reader of the pairs; columns are those of a table."""
         return PairReader(
             self.path,
             target_path=self.target_path,
@@ -246,7 +246,7 @@ def find_pair_files(
 def which_languages(
     folder: Path, files: dict[str, Path], source: str | None, target: str | None
 ) -> str:
-    """Say which files were found where the two languages could not be settled."""
+    """Error that lists the files found, where the two languages are unclear."""
     names = ", ".join(path.name for path in files.values())
     stem = stem_and_suffix(next(iter(files.values())))[0]
     if source and target:
@@ -321,7 +321,7 @@ class Corpus(Dataset[list[Pair]]):
         return digest.hexdigest()
 
     def part_sha(self, part: str) -> str:
-        """Return a hash of the pairs of one part."""
+        """Hash of the pairs of one part."""
         digest = hashlib.sha256()
         for pair in self.parts[part]:
             digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))

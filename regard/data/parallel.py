@@ -22,7 +22,7 @@ _SOME = 2000  # pairs whose letters are compared
 
 
 def same_letters(pairs: Sequence[Pair]) -> bool:
-    """Tell whether both sides are written in the same letters, so that one vocabulary suits."""
+    """True if both sides are written in the same letters, so that one vocabulary suits."""
     letters = [
         {c for p in pairs[:_SOME] for c in getattr(p, side) if c.isalpha()} for side in SIDES
     ]
@@ -119,11 +119,11 @@ class PairBatches:
         return iter(kept)
 
     def epoch(self) -> float:
-        """Return in how many batches all pairs are read once."""
+        """Number of batches in which all pairs are read once."""
         return self.plan.len_epoch()
 
     def __getitem__(self, n: int) -> PairBatch:
-        """Return batch n; with BPE dropout it is split into pieces anew."""
+        """Batch n; with BPE dropout it is split into pieces anew."""
         rows = self.plan[n]
         if self.samplers:
             sources, targets = (self._sampled(column, rows, n) for column in (0, 1))

@@ -129,7 +129,7 @@ def load_parts(
 
 
 def part_named(word: str) -> str | None:
-    """Return the part that a word stands for: val, dev and valid are one."""
+    """Part that a word stands for: val, dev and valid are one."""
     return next((name for name, words in PARTS.items() if word.lower() in words), None)
 
 
@@ -165,7 +165,7 @@ def named_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def single_file(files: Sequence[Path], part: str, data: str | Path, key: str | None = None) -> Path:
-    """Return the one file of a part, or refuse several."""
+    """The one file of a part; refuses several."""
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise UsageError(
@@ -175,7 +175,7 @@ def single_file(files: Sequence[Path], part: str, data: str | Path, key: str | N
 
 
 def home_of(data: str | Path) -> Path:
-    """Return the folder that data are, or lie in."""
+    """Folder that data are, or lie in."""
     return Path(data) if is_folder(data) else Path(data).parent
 
 
@@ -199,12 +199,12 @@ def find_file(given: str | Path, folder: Path) -> Path:
 
 
 def listing(folder: str | Path) -> str:
-    """Return the first names in a folder, for a message."""
+    """First names in a folder, for a message."""
     return ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
 
 
 def no_part(data: str | Path, name: str, expected: str) -> str:
-    """Say that a part is missing from the data, and what would be one."""
+    """Message for a part that is missing from the data, with what would be one."""
     if not is_folder(data):
         return f"{data}: a single file has no {name} part; give {name}=FILE or a folder as data="
     return f"{data}: no {name} part; expected {expected}; found {listing(data)}"

@@ -31,20 +31,20 @@ class Photo(NamedTuple):
 
     @property
     def input(self) -> np.ndarray:
-        """Return it as an array (h, w, c)."""
+        """Pixels as an array (h, w, c)."""
         return self.pixels.permute(1, 2, 0).numpy()
 
     def clean(self) -> Tensor:
-        """Return it with numbers from 0 to 1."""
+        """Pixels as numbers from 0 to 1."""
         return self.pixels.float() / 255
 
     def noise(self, seed: int) -> Tensor:
-        """Return Gaussian noise of standard deviation 1, the same whoever asks for it."""
+        """Gaussian noise of standard deviation 1, the same whoever asks for it."""
         return noise_of(self.hash, tuple(self.pixels.shape), seed)
 
 
 def noise_of(hash: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return Gaussian noise that depends on an image and the seed, and on nothing else."""
+    """Gaussian noise that depends on an image and the seed, and on nothing else."""
     rng = np.random.Generator(np.random.PCG64([seed % 2**64, int(hash[:16], 16)]))
     return torch.from_numpy(rng.standard_normal(shape, np.float32))
 

@@ -26,7 +26,7 @@ class Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
-        """Return what stands between the marks."""
+        """Text between the marks."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -44,11 +44,11 @@ class Dicts:
     """Makes dicts, and gives nothing else of them away."""
 
     def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
-        """Return a dict."""
+        """Dict."""
         return dict(*given, **named)
 
     def fromkeys(self, *given: Any) -> dict[Any, Any]:
-        """Return a dict with the same value everywhere."""
+        """Dict with the same value everywhere."""
         return dict.fromkeys(*given)
 
 
@@ -66,7 +66,7 @@ def _json(
 
 
 def environment() -> jinja2.Environment:
-    """Return the sandbox, with what transformers gives templates."""
+    """Sandbox, with what transformers gives templates."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -93,7 +93,7 @@ def render(asked: dict[str, Any], env: jinja2.Environment) -> str:
 
 
 def answer(line: str, env: jinja2.Environment) -> dict[str, str]:
-    """Return the text of a conversation, or what is wrong with its template."""
+    """Text of a conversation, or what is wrong with its template."""
     try:
         return {"text": render(json.loads(line), env)}
     except jinja2.exceptions.TemplateSyntaxError as error:

@@ -32,12 +32,12 @@ class TextBatch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens without padding."""
+        """Number of tokens without padding."""
         return int(self.lengths.sum())
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Return the arguments of an encoder; the features of words are types of tokens there."""
+        """Arguments of an encoder; the features of words are types of tokens there."""
         inputs = {"ids": self.ids, "lengths": self.lengths}
         return inputs if self.features is None else {**inputs, "types": self.features}
 
@@ -75,7 +75,7 @@ class RowEncoder:
         self.blank = blank_id(tokenizer)
 
     def room(self, max_length: int) -> int:
-        """Return how many tokens of a text fit beside the special tokens, at least one."""
+        """Number of tokens of a text that fit beside the special tokens, at least one."""
         return max(1, max_length - len(self.before) - len(self.after))
 
     def texts(
@@ -121,7 +121,7 @@ class RowEncoder:
         return self.tokenizer.encode_words(words)
 
     def spelled(self, row: TokenRow) -> list[str]:
-        """Return what to show for each token of a row."""
+        """Text to show for each token of a row."""
         pieces = self.tokenizer.pieces(row.ids.tolist())
         if not row.words:
             return pieces
@@ -174,14 +174,14 @@ class TextBatches:
         self.batches = IndexBatches([lengths], tokens, seed, max_rows)
 
     def __getitem__(self, n: int) -> Any:
-        """Return batch n."""
+        """Batch n."""
         picked = self.batches[n]
         rng = np.random.Generator(np.random.PCG64([self.seed % 2**64, n, 2]))
         rows = [self._drop(self._row(int(i), n), rng) for i in picked]
         return self.make(picked, rows, collate(rows, self.encoder.tokenizer.pad, self.device))
 
     def epoch(self) -> float:
-        """Return in how many batches all rows are read once."""
+        """Number of batches in which all rows are read once."""
         return self.batches.len_epoch()
 
     def _row(self, i: int, n: int) -> TokenRow:

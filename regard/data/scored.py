@@ -31,12 +31,12 @@ class ScoredPair(NamedTuple):
 
     @property
     def input(self) -> str:
-        """Return what a model reads: one of the texts."""
+        """Input of a model: one of the texts."""
         return self.texts[0]
 
     @property
     def source(self) -> str:
-        """Return what it is told apart by where a validation part is split off."""
+        """Key by which a validation part is split off."""
         return "\t".join(self.texts)
 
 

@@ -77,7 +77,7 @@ class SeriesFormat(SeriesColumns):
         return cls(**asdict(columns), axes=axes, channels=channels, **numbers)
 
     def take(self, values: np.ndarray, where: str = "the array") -> Tensor:
-        """Return a series (n1, ..., channels) normalised; what is missing is the channel's mean."""
+        """Series (n1, ..., channels) normalised; what is missing is the channel's mean."""
         if values.ndim != self.axes + 1 or values.shape[-1] != self.channels or not values.size:
             axes = ", ".join(["steps", *(f"n{n}" for n in range(2, self.axes + 1))])
             raise UsageError(
@@ -98,20 +98,20 @@ class SeriesSet:
         return len(self.items)
 
     def pick(self, rows: Sequence[int]) -> "SeriesSet":
-        """Return some of the series."""
+        """Some of the series."""
         return SeriesSet([self.items[row] for row in rows], self.classes)
 
     def inputs(self, count: int) -> list[SeriesRecord]:
-        """Return the first series."""
+        """First series."""
         return self.items[:count]
 
     def where(self, i: int) -> str:
-        """Return the file of a series, and its place in it."""
+        """File of a series, and its place in it."""
         return self.items[i].where
 
     @property
     def sha(self) -> str:
-        """Return a hash of the series and their labels."""
+        """Hash of the series and their labels."""
         text = "".join(f"{item.source} {item.label}\n" for item in self.items)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -75,7 +75,7 @@ def warp(x: Tensor, lengths: Tensor, rng: Rng, strength: float, knots: int = 4) 
 
 
 def resample(x: Tensor, lengths: Tensor, steps: Tensor) -> Tensor:
-    """Return each series at other steps (b, n), by linear interpolation within its length."""
+    """Each series at other steps (b, n), by linear interpolation within its length."""
     last = (lengths - 1)[:, None]
     steps = steps.clamp(min=0).minimum(last)
     low = steps.floor().long()
@@ -105,7 +105,7 @@ class SeriesAugment:
     smoothing: float = 0.0
 
     def __call__(self, x: Tensor, lengths: Tensor, labels: Tensor, rng: Rng) -> tuple[Tensor, ...]:
-        """Return augmented series, their lengths, and targets (b, labels)."""
+        """Augmented series, their lengths, and targets (b, labels)."""
         for one in augments(self.names, SERIES_AUGMENTS):
             x, lengths = one(x, lengths, rng, self.strength)
         real = torch.arange(x.shape[1]) < lengths[:, None]

@@ -98,7 +98,7 @@ def recording(values: Any, label: str, where: str) -> SeriesRecord:
 
 
 def numbers(cells: Sequence[str], where: str) -> np.ndarray:
-    """Return cells as numbers; ? and nothing are numbers that are missing."""
+    """Cells as numbers; ? and nothing are numbers that are missing."""
     shown = [cell.strip() for cell in cells]
     for cell in shown:
         if not is_number(cell):
@@ -107,7 +107,7 @@ def numbers(cells: Sequence[str], where: str) -> np.ndarray:
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell is a number, or the mark of one that is missing."""
+    """True if a cell is a number, or the mark of one that is missing."""
     try:
         return cell.strip() in _MISSING or bool(float(cell)) in (True, False)
     except ValueError:
@@ -224,7 +224,7 @@ def _ts_series(text: str, head: dict[str, list[str]], where: str) -> SeriesRecor
 
 
 def _array(data: bytes, where: str) -> np.ndarray:
-    """Return the array of an .npy file, of no more numbers than there are bytes, and no objects."""
+    """Array of an .npy file, of no more numbers than there are bytes, and no objects."""
     file = BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
@@ -283,7 +283,7 @@ def read_npz(path: Path, options: SeriesOptions, notes: list[str]) -> Iterator[S
 
 
 def text_of(value: Any) -> str:
-    """Return a cell or a label as a text, numbers as people write them."""
+    """Cell or a label as a text, numbers as people write them."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, float | np.floating):
@@ -324,7 +324,7 @@ class SeriesTable:
         self.roles = self._asked(self.options.columns) if self.options.columns else self._usual()
 
     def _has_header(self, first: list[list[str]]) -> bool:
-        """Tell whether the first row names columns: as told, by usual names, or by the others."""
+        """True if the first row names columns: as told, by usual names, or by the others."""
         if self.options.header is not None:
             return self.options.header
         trained = self.options.trained or SeriesColumns()
@@ -342,7 +342,7 @@ class SeriesTable:
                 yield row.number, row.value
 
     def _cells(self, value: Any, where: str) -> list[Any]:
-        """Return the cells of a row in the order of the columns."""
+        """Cells of a row in the order of the columns."""
         if not isinstance(value, dict):
             return value
         if not value.keys() <= set(self.header):
@@ -365,7 +365,7 @@ class SeriesTable:
         return all(is_number(text_of(row[place])) for row in self.first if place < len(row))
 
     def _fits(self, role: str, place: int) -> bool:
-        """Tell whether a column can be what its name says."""
+        """True if a column can be what its name says."""
         cells = [row[place] for row in self.first if place < len(row)]
         if role == "series":
             return all(isinstance(cell, list) for cell in cells)
@@ -374,7 +374,7 @@ class SeriesTable:
         return True
 
     def _usual(self) -> dict[str, int]:
-        """Return the columns of a training, or those whose names can mean nothing else.
+        """Columns of a training, or those whose names can mean nothing else.
 
         Numbers in a column y are those of a channel where there is an x, or a row for each step.
         """
@@ -400,7 +400,7 @@ class SeriesTable:
         return roles
 
     def _asked(self, columns: str) -> dict[str, int]:
-        """Return the place of each column that columns= names."""
+        """Place of each column that columns= names."""
         asked = [name.strip() for name in columns.split(",")]
         if len(asked) not in _COLUMNS or "0" in asked:
             raise UsageError(
@@ -417,7 +417,7 @@ class SeriesTable:
 
     @property
     def layout(self) -> str:
-        """Return how the table holds series, or nothing where it does not seem to."""
+        """Layout of the series in the table, or none where there seem to be none."""
         rows, roles = self.first, self.roles
         if not rows:
             return ""
@@ -467,11 +467,11 @@ class SeriesTable:
         return getattr(self, self.columns.layout)()
 
     def _name(self, place: int) -> str:
-        """Return the name of a column, or its number."""
+        """Name of a column, or its number."""
         return self.header[place] if self.header else str(place + 1)
 
     def channels(self) -> list[int]:
-        """Return the columns that are channels, where each row is a step."""
+        """Columns that are channels, where each row is a step."""
         names = self.options.trained.names if self.options.trained else ()
         if names and self.header:
             where = f"{self.path}: channels {first_names(names)} are read"
@@ -480,7 +480,7 @@ class SeriesTable:
         return [n for n in range(len(self.first[0])) if n not in own]
 
     def described(self) -> str:
-        """Say how the table is read: which column is taken for what."""
+        """Note on how the table is read: which column is taken for what."""
         known = self.columns
         told = [f"{role} is {name:.30}" for role in COLUMN_ROLES if (name := getattr(known, role))]
         told += [f"channels are {first_names(known.names)}"] if known.names else []
@@ -488,7 +488,7 @@ class SeriesTable:
         return "".join([f"read as a table with {_LAYOUTS[known.layout]}", *told])
 
     def _first_label(self) -> dict[str, int]:
-        """Return whether the first column of a row for each series is its label.
+        """True if the first column of a row for each series is its label.
 
         It is where it holds no numbers. Without a header it is the label in training, and
         otherwise where a row has one cell more than the series that were trained on.
@@ -623,7 +623,7 @@ def part_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def holds_series(data: Any, columns: str | None = None, header: bool | None = None) -> bool:
-    """Tell whether data are series of numbers: .ts or NPZ files, or tables of series."""
+    """True if data are series of numbers: .ts or NPZ files, or tables of series."""
     asked = SeriesOptions(columns, header)
 
     def has_series(path: Path) -> bool:

@@ -37,7 +37,7 @@ class SoundAugment:
         return self
 
     def __call__(self, samples: np.ndarray, format: SoundFormat, rng: Rng) -> Tensor:
-        """Return the augmented spectrogram (frames, mels) of samples (n,)."""
+        """Augmented spectrogram (frames, mels) of samples (n,)."""
         factor = self.speeds[int(rng.integers(len(self.speeds)))]
         features = format.spectrogram(change_speed(samples, factor))
         if self.time_warp:

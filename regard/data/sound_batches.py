@@ -24,7 +24,7 @@ def pad_sounds(
 
 
 def in_buckets(lengths: np.ndarray, buckets: int) -> np.ndarray:
-    """Return the length of the longest in the bucket of each, where all have about as many."""
+    """Length of the longest in the bucket of each, where all have about as many."""
     shares = np.arange(1, buckets + 1) / buckets
     edges = np.unique(np.quantile(lengths, shares, method="higher"))
     return edges[np.searchsorted(edges, lengths)]

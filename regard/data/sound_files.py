@@ -81,7 +81,7 @@ class Sound(NamedTuple):
 
 
 def sound_info(source: Path | str | bytes, name: str = "") -> SoundInfo:
-    """Return rate, channels, length and kind of a sound, by its header alone."""
+    """Rate, channels, length and kind of a sound, by its header alone."""
     with open_sound(source, name) as sound:
         return sound.info
 
@@ -92,7 +92,7 @@ def read_sound(
     name: str = "",
     most_seconds: float = _MOST_SECONDS,
 ) -> np.ndarray:
-    """Return the samples (n,) of a sound as float32, mixed to mono and resampled.
+    """Samples (n,) of a sound as float32, mixed to mono and resampled.
 
     It is a path, the bytes of a file, samples with their rate, or an array of samples (n,) or
     (n, channels) of the rate that is asked for.

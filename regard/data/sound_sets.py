@@ -59,7 +59,7 @@ class SoundOptions(MediaOptions):
 
     @property
     def labelled(self) -> bool:
-        """Tell whether sounds have labels."""
+        """True if sounds have labels."""
         return self.target == "label"
 
 
@@ -79,12 +79,12 @@ class SoundFiles(MediaFiles):
         self.infos = list(infos)
 
     def pick(self, numbers: Sequence[int]) -> "SoundFiles":
-        """Return some of the sounds."""
+        """Some of the sounds."""
         items, infos = [self.items[i] for i in numbers], [self.infos[i] for i in numbers]
         return SoundFiles(items, [self.contents[i] for i in numbers], infos)
 
     def read(self, i: int, rate: int) -> np.ndarray:
-        """Return the samples of sound i."""
+        """Samples of sound i."""
         return read_sound(self.contents[i], rate, self.items[i].where)
 
     def decode(self, rate: int, broken: str, most: int = _MOST_KEPT) -> Iterator[Any]:
@@ -102,7 +102,7 @@ class SoundFiles(MediaFiles):
 
 
 def holds_sounds(data: Any) -> bool:
-    """Tell whether data are sounds: a table of paths, or class folders."""
+    """True if data are sounds: a table of paths, or class folders."""
     return is_set(data, SOUNDS.kind_of_set)
 
 
@@ -125,7 +125,7 @@ def find_sound_parts(
 
 
 def is_glob(given: Any) -> bool:
-    """Tell whether valid= or test= is a pattern of file names, such as *_[0-4].*, and no file."""
+    """True if valid= or test= is a pattern of file names, such as *_[0-4].*, and no file."""
     return bool(given) and bool(set("*?[") & set(str(given))) and not os.path.exists(given)
 
 
@@ -157,7 +157,7 @@ def _by_names(
 
 
 def name_pattern(pattern: str) -> re.Pattern[str]:
-    """Return what takes the label out of file names such as {label}_{speaker}_{take}."""
+    """Pattern that takes the label out of file names such as {label}_{speaker}_{take}."""
     if pattern.count("{label}") != 1:
         raise UsageError(f"pattern={pattern}; expected {{label}} in it, such as {{label}}_{{take}}")
     parts = re.split(r"\{(\w+)\}", pattern)
@@ -349,14 +349,14 @@ def _cell(value: Value, key: Any) -> Any:
 
 
 def _own_path(name: Any) -> str:
-    """Return the path that a cell holds."""
+    """Path that a cell holds."""
     if not isinstance(name, str) or not name.strip() or "\0" in name:
         raise BadRow("empty", "no path of a sound in it", "fill it or remove the row")
     return name.strip()
 
 
 def path_inside(folder: Path, name: Any) -> str:
-    """Return the path of a file that a table names, which may not lie outside of its folder.
+    """Path of a file that a table names, which may not lie outside of its folder.
 
     A link in the folder is followed: whoever gave the table did not choose where it leads.
     """

@@ -28,12 +28,12 @@ SIGNATURE_BYTES = 4096  # bytes that tell
 
 
 def kind_of_sound(head: bytes) -> str | None:
-    """Return wav, flac, ogg or mp3 by the first bytes of a file behind its ID3 tag, or None."""
+    """wav, flac, ogg or mp3 by the first bytes of a file behind its ID3 tag, or None."""
     return next((kind for kind, fits in _KINDS.items() if fits(head)), None)
 
 
 def after_id3(head: bytes) -> int:
-    """Return where a file begins behind the ID3v2 tag that MP3 and some FLAC have, if any."""
+    """Start of a file behind the ID3v2 tag that MP3 and some FLAC have, if any."""
     if len(head) < 10 or head[:3] != b"ID3" or max(head[6:10]) > 127:
         return 0
     length = sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:10]))
@@ -41,13 +41,13 @@ def after_id3(head: bytes) -> int:
 
 
 def begins_as_sound(content: bytes) -> bool:
-    """Tell whether the bytes of a file are those of a sound."""
+    """True if the bytes of a file are those of a sound."""
     start = after_id3(content)
     return kind_of_sound(content[start : start + SIGNATURE_BYTES]) is not None
 
 
 def _is_ogg(head: bytes) -> bool:
-    """Tell whether the first packet of an Ogg stream is that of a decoder we use."""
+    """True if the first packet of an Ogg stream is that of a decoder we use."""
     if head[:5] != b"OggS\0" or len(head) < 28 or not head[5] & 2:
         return False
     packet = head[27 + head[26] :]
@@ -55,7 +55,7 @@ def _is_ogg(head: bytes) -> bool:
 
 
 def _is_mp3(head: bytes) -> bool:
-    """Tell whether bytes begin with a frame of MPEG layer III, and another follows."""
+    """True if bytes begin with a frame of MPEG layer III, and another follows."""
     frame = mp3_frame(head)
     if frame is None:
         return False
@@ -96,7 +96,7 @@ def check_ogg(content: bytes) -> bytes:
 
 
 def ogg_checksum(data: bytes) -> int:
-    """Return the CRC-32 of Ogg: that of zlib with all bits in the other order, from 0."""
+    """CRC-32 of Ogg: that of zlib with all bits in the other order, from 0."""
     crc = zlib.crc32(data.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
     return int.from_bytes(crc.to_bytes(4, "little").translate(_REVERSED), "big")
 

@@ -49,32 +49,32 @@ class Sounds(MediaRows):
         self.format, self.lengths, self.decoded = format, lengths, decoded
 
     def read(self, i: int) -> np.ndarray:
-        """Return the samples (n,) of a sound, at the rate of the format."""
+        """Samples (n,) of a sound, at the rate of the format."""
         row = int(self.rows[i])
         samples = self.decoded.get(row)
         return self.files.read(row, self.format.rate) if samples is None else samples
 
     def inputs(self, count: int) -> list[Samples]:
-        """Return the first sounds with their rate."""
+        """First sounds with their rate."""
         return [Samples(self.read(i), self.format.rate) for i in range(min(count, len(self)))]
 
     @property
     def texts(self) -> list[str]:
-        """Return the transcripts."""
+        """Transcripts."""
         return [item.text for item in self.items]
 
     @property
     def samples(self) -> np.ndarray:
-        """Return how many samples each sound has."""
+        """Number of samples of each sound."""
         return self.lengths[self.rows]
 
     @property
     def seconds(self) -> np.ndarray:
-        """Return how long each sound is."""
+        """Duration of each sound in seconds."""
         return self.samples / self.format.rate
 
     def feature_stats(self, most: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and standard deviation of each filter, over sounds spread over the part."""
+        """Mean and standard deviation of each filter, over sounds spread over the part."""
         some = range(0, len(self), max(1, -(-len(self) // most)))
         total, squares, count = np.zeros((3, self.format.mels))
         for i in some:
@@ -88,7 +88,7 @@ class Sounds(MediaRows):
 
     @property
     def sha(self) -> str:
-        """Return a hash of the sounds with their transcripts and labels."""
+        """Hash of the sounds with their transcripts and labels."""
         digest = hashlib.sha256()
         for item, label in zip(self.items, self.labels.tolist(), strict=True):
             digest.update(json.dumps([item.source, item.text, label]).encode() + b"\n")

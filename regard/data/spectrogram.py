@@ -45,7 +45,7 @@ class SoundFormat:
     std: tuple[float, ...] = setting((), "standard deviation of each filter", above=0, max=1000)
 
     def key(self) -> int:
-        """Return all that the samples depend on: their rate."""
+        """All that the samples depend on: their rate."""
         return self.rate
 
     def check(self) -> "SoundFormat":
@@ -66,32 +66,32 @@ class SoundFormat:
 
     @property
     def sizes(self) -> Sizes:
-        """Return rate, window, hop and filters as whole numbers."""
+        """Rate, window, hop and filters as whole numbers."""
         window, hop = (math.floor(x * self.rate + 0.5) for x in (self.window, self.hop))
         return Sizes(self.rate, window, hop, self.mels)
 
     def read(self, source: Path | str | bytes | np.ndarray | Samples, name: str = "") -> np.ndarray:
-        """Return the samples (n,) of a sound: a path, the bytes of a file, or samples."""
+        """Samples (n,) of a sound: a path, the bytes of a file, or samples."""
         return read_sound(source, self.rate, name)
 
     def log_mel(self, samples: np.ndarray | Tensor) -> Tensor:
-        """Return the features (frames, mels) of samples (n,), as they are before normalisation."""
+        """Features (frames, mels) of samples (n,), as they are before normalisation."""
         samples = torch.as_tensor(samples, dtype=torch.float32)
         sizes, features = self.sizes, SPECTROGRAM_KINDS[self.features]
         short = features.least(sizes) - len(samples)
         return features.compute(F.pad(samples, (0, max(0, short))), sizes)
 
     def spectrogram(self, samples: np.ndarray | Tensor) -> Tensor:
-        """Return the normalised features (frames, mels) of samples (n,) of its rate."""
+        """Normalised features (frames, mels) of samples (n,) of its rate."""
         return _NORMALISE[self.normalise](self.log_mel(samples), self)
 
     def frames(self, samples: int) -> int:
-        """Return how many frames so many samples give; there is always one."""
+        """Number of frames of a number of samples; at least one."""
         features, sizes = SPECTROGRAM_KINDS[self.features], self.sizes
         return features.frames(max(samples, features.least(sizes)), sizes)
 
     def seconds(self, frame: float) -> float:
-        """Return where the stretch begins that a frame stands for: its middle less half a hop."""
+        """Start of the stretch that a frame stands for: its middle less half a hop."""
         sizes = self.sizes
         middle = frame * sizes.hop + SPECTROGRAM_KINDS[self.features].middle(sizes)
         return max(0.0, (middle - sizes.hop / 2) / sizes.rate)
@@ -136,12 +136,12 @@ _NORMALISE: dict[str, Callable[[Tensor, SoundFormat], Tensor]] = {
 
 
 def htk_mel(hertz: np.ndarray) -> np.ndarray:
-    """Return frequencies on the mel scale of HTK and Kaldi."""
+    """Frequencies on the mel scale of HTK and Kaldi."""
     return 1127.0 * np.log1p(hertz / 700.0)
 
 
 def _slaney_mel(hertz: np.ndarray) -> np.ndarray:
-    """Return Slaney's mel scale: linear below 1000 Hz, logarithmic above."""
+    """Slaney's mel scale: linear below 1000 Hz, logarithmic above."""
     above = 15 + 27 * np.log(np.maximum(hertz, 1000) / 1000) / np.log(6.4)
     return np.where(hertz < 1000, 3 * hertz / 200, above)
 
@@ -152,7 +152,7 @@ def _slaney_hertz(mel: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _kaldi_filters(sizes: Sizes, fft: int) -> Tensor:
-    """Return triangles (bins, mels) between 20 Hz and half the rate, even on Kaldi's mel scale."""
+    """Triangles (bins, mels) between 20 Hz and half the rate, even on Kaldi's mel scale."""
     edges = np.linspace(htk_mel(np.array(20.0)), htk_mel(np.array(sizes.rate / 2)), sizes.mels + 2)
     bins = htk_mel(np.arange(fft // 2) * sizes.rate / fft)[:, None]
     left, middle, right = edges[:-2], edges[1:-1], edges[2:]
@@ -163,7 +163,7 @@ def _kaldi_filters(sizes: Sizes, fft: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _slaney_filters(sizes: Sizes, fft: int) -> Tensor:
-    """Return triangles (bins, mels) of equal area, even on Slaney's mel scale, as librosa's."""
+    """Triangles (bins, mels) of equal area, even on Slaney's mel scale, as librosa's."""
     edges = _slaney_hertz(np.linspace(0, _slaney_mel(np.array(sizes.rate / 2)), sizes.mels + 2))
     bins = (np.arange(fft // 2 + 1) * sizes.rate / fft)[:, None]
     left, middle, right = edges[:-2], edges[1:-1], edges[2:]
@@ -179,7 +179,7 @@ def _hann(window: int, periodic: bool = True) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _povey(window: int) -> Tensor:
-    """Return Kaldi's window: a Hann window to the power of 0.85."""
+    """Kaldi's window: a Hann window to the power of 0.85."""
     return torch.hann_window(window, False, dtype=torch.float64).pow(0.85).float()
 
 
@@ -206,7 +206,7 @@ def _kaldi(samples: Tensor, sizes: Sizes) -> Tensor:
 
 
 def _stft_power(samples: Tensor, sizes: Sizes, fft: int, pad: str) -> Tensor:
-    """Return the power (frames, bins) of frames around every hop."""
+    """Power (frames, bins) of frames around every hop."""
     window = _hann(sizes.window)
     spectrum = torch.stft(
         samples, fft, sizes.hop, sizes.window, window, pad_mode=pad, return_complex=True

@@ -32,13 +32,13 @@ def hash_text(text: str) -> int:
 
 
 def keys_of(items: Sequence[Any]) -> list[int]:
-    """Return the hash of each item: of the text itself, or of its source."""
+    """Hash of each item: of the text itself, or of its source."""
     sources = (item if isinstance(item, str) else item.source for item in items)
     return [hash_text(fold(source)) for source in sources]
 
 
 def share_of(value: Any, key: str = "valid") -> float | None:
-    """Return the share that valid= or test= names, if it names one and no file."""
+    """Share that valid= or test= names, if it names one and no file."""
     try:
         share = float(value or "")
     except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def share_of(value: Any, key: str = "valid") -> float | None:
 
 
 def shares_of(valid: Any, test: Any) -> dict[str, float]:
-    """Return the shares that valid= and test= name, for those that do."""
+    """Shares that valid= and test= name, for those that do."""
     given = {"valid": share_of(valid), "test": share_of(test, "test")}
     shares = {part: share for part, share in given.items() if share is not None}
     if sum(shares.values()) > 0.9:
@@ -66,7 +66,7 @@ def shares_and_files(valid: Any, test: Any) -> tuple[dict[str, float], dict[str,
 
 
 def usual_share(rows: int) -> float:
-    """Return the share to validate on: a tenth, but 200 rows where a fifth has them; 2% of many."""
+    """Share to validate on: a tenth, but 200 rows where a fifth has them; 2% of many."""
     count = min(2000.0, max(0.02 * rows, min(0.1 * rows, 500), min(0.2 * rows, 200)))
     return max(1.0, count) / max(1, rows)
 
@@ -80,7 +80,7 @@ class Split:
     sample: tuple[int, ...] = ()  # the smallest hashes of the training rows
 
     def parts(self, keys: Sequence[int], labels: Sequence[str]) -> dict[str, list[int]]:
-        """Return which rows are of each part, by number."""
+        """Numbers of the rows of each part."""
         numbers: dict[str, list[int]] = {"train": [], **{part: [] for part in self.bounds}}
         valid, test = self.bounds.get("valid", {}), self.bounds.get("test", {})
         own = "" not in {*valid, *test}
@@ -96,7 +96,7 @@ class Split:
         return numbers
 
     def noting(self, keys: Sequence[int]) -> "Split":
-        """Return it with a sample of the rows that are trained on."""
+        """Split with a sample of the rows that are trained on."""
         return replace(self, sample=tuple(nsmallest(_SAMPLED, set(keys))))
 
     def seen(self, keys: Sequence[int]) -> float:
@@ -114,7 +114,7 @@ class Split:
         return sum(key in known for key in near) / len(near)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values, hashes in hexadecimal."""
+        """Split as plain values, hashes in hexadecimal."""
         bounds = {
             part: {label: f"{border:016x}" for label, border in some.items()}
             for part, some in self.bounds.items()
@@ -138,7 +138,7 @@ class Split:
 
 
 def _labels(keys: Sequence[int], labels: Sequence[str]) -> dict[int, str]:
-    """Return one label for all copies of a row, so that they stay together."""
+    """One label for all copies of a row, so that they stay together."""
     label_of: dict[int, str] = {}
     for key, label in zip(keys, labels, strict=True):
         label_of[key] = min(label_of.get(key, label), label)
@@ -190,7 +190,7 @@ def _count(group: Sequence[int], border: int, low: bool) -> int:
 def _border(
     group: Sequence[int], share: float, label: str, low: bool, most: int
 ) -> tuple[int, int]:
-    """Return a border that parts a share of sorted hashes off at one end, and how many that are."""
+    """Border that parts a share of sorted hashes off at one end, and how many that are."""
     expected = share * len(group)
     border = int(share * _SPACE) if low else _SPACE - int(share * _SPACE)
     count = _count(group, border, low)
@@ -205,7 +205,7 @@ def _border(
 
 
 def describe_split(split: Split, sizes: Mapping[str, int], of: str) -> str:
-    """Say how many rows were split off."""
+    """Note on how many rows were split off."""
     total = sum(sizes.values())
     parts = [
         f"{sizes[part]:,} to {word}"
@@ -296,7 +296,7 @@ class RowSplitter:
         return {part: self.pick(rows, some) for part, some in numbers.items()}, split
 
     def held_out(self, rows: Any, part: str, trained: Split, where: str, notes: list[str]) -> Any:
-        """Return the rows on which a model may be judged, and note what is to be known.
+        """Rows on which a model may be judged, and note what is to be known.
 
         Where it was trained on much of them, these are the rows that were held out; where none
         were, the user is warned.
@@ -324,7 +324,7 @@ class RowSplitter:
         return rows
 
     def sampled(self, split: Split, train: Any) -> Split:
-        """Return the split with a sample of the rows that are trained on."""
+        """Split with a sample of the rows that are trained on."""
         return split.noting(keys_of(self.items(train)))
 
 
@@ -340,13 +340,13 @@ def _seen(items: Sequence[Any], trained: Split) -> tuple[float, dict[str, list[i
 
 
 def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]], Split]:
-    """Return which items are of each part by a split that is known."""
+    """Items of each part, by a known split."""
     make = lookup("valid_by", split.by, SPLITS)
     return make(items, _strata(items), lambda keys, labels: split)
 
 
 def _strata(items: Sequence[Any]) -> list[str]:
-    """Return the one label by which each item is split evenly; none where some have several."""
+    """The one label by which each item is split evenly; none where some have several."""
     labels: list[tuple[str, ...]] = [getattr(item, "labels", ()) for item in items]
     single = all(len(some) == 1 and some[0] for some in labels)
     return [some[0] for some in labels] if single else [""] * len(items)

@@ -35,11 +35,11 @@ class Column:
         self.offsets = offsets
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Number of rows."""
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Return the ids of one row."""
+        """Ids of one row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a store of {len(self)} rows")
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
@@ -61,15 +61,15 @@ class Store:
         return cls([Column(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)])
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Number of rows."""
         return len(self.columns[0])
 
     def __getitem__(self, column: int) -> Column:
-        """Return one column."""
+        """One column."""
         return self.columns[column]
 
     def lengths(self, column: int) -> np.ndarray:
-        """Return the length of every row of a column."""
+        """Length of every row of a column."""
         return np.diff(self.columns[column].offsets)
 
 
@@ -123,7 +123,7 @@ def tokenised(rows: Callable[[], Iterable[Sequence[Sequence[int]]]], *key: objec
 
 
 def _deleted(mistake: UsageError) -> bool:
-    """Tell whether a file could not be written or found since somebody deletes the folder."""
+    """True if a file could not be written or found since somebody deletes the folder."""
     return isinstance(mistake.__cause__, FileNotFoundError)
 
 

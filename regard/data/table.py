@@ -44,7 +44,7 @@ class BadRow(Exception):
         self.kind, self.what, self.remedy = kind, what, remedy
 
     def at(self, where: str) -> Fault:
-        """Return it as the fault of a row whose file and line are known."""
+        """Fault with the file and line of the row."""
         return Fault(self.kind, where, self.what, self.remedy)
 
 
@@ -74,7 +74,7 @@ class RowFaults:
 
     @property
     def notes(self) -> list[str]:
-        """Tell what was dropped."""
+        """Note on what was dropped."""
         if not self.count:
             return []
         rows = f"{self.count:,} bad row{'s' if self.count > 1 else ''}"
@@ -122,11 +122,11 @@ class Table:
         yield from rows
 
     def where(self, number: int) -> str:
-        """Return file and line of a row."""
+        """File and line of a row."""
         return f"{self.path}:{number}"
 
     def cells(self) -> list[list[str]]:
-        """Return the first rows that are cells."""
+        """First rows that are cells."""
         return [row.value for row in self.head if isinstance(row.value, list)]
 
 
@@ -157,7 +157,7 @@ def stem_and_suffix(path: str | Path) -> tuple[str, str]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell what rows a file holds by its first bytes or its name; None if its lines must tell."""
+    """Kind of rows in a file, by its first bytes or its name; None if its lines must decide."""
     if is_saved(path):
         return "arrow"
     kind = KINDS.get(stem_and_suffix(path)[1].lower())
@@ -168,22 +168,22 @@ def kind_of(path: Path) -> str | None:
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a file surely holds rows rather than running text."""
+    """True if a file surely holds rows rather than running text."""
     return kind_of(path) is not None
 
 
 def is_saved(path: str | Path) -> bool:
-    """Tell whether a folder is a set that Hugging Face's datasets has saved."""
+    """True if a folder is a set that Hugging Face's datasets has saved."""
     return os.path.isfile(os.path.join(path, "state.json"))
 
 
 def is_folder(path: str | Path) -> bool:
-    """Tell whether a path is a folder of files, and not of one saved set."""
+    """True if a path is a folder of files, and not of one saved set."""
     return os.path.isdir(path) and not is_saved(path)
 
 
 def shards(path: Path) -> list[Path]:
-    """Return all files of a set that was cut into several, of which the first stands for all."""
+    """All files of a set that was cut into several, of which the first stands for all."""
     stem, suffix = stem_and_suffix(path)
     shard = SHARD.search(stem)
     if shard is None or int(shard[1]):
@@ -204,12 +204,12 @@ _LIKE_JSON = re.compile(r'\s*\{\s*["}]')
 
 
 def parse_tsv(line: str, number: int) -> Value:
-    """Return the cells of a line."""
+    """Cells of a line."""
     return line.split("\t")
 
 
 def parse_json(line: str, number: int) -> Value:
-    """Return the object that a line holds."""
+    """Object that a line holds."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -421,7 +421,7 @@ def _ipc(table: Table) -> Iterator[TableRow]:
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """Return the files of a set that datasets has saved, in their order."""
+    """Files of a set that datasets has saved, in their order."""
     path = folder / "state.json"
     try:
         state = json.loads(path.read_bytes()[: 2**24])
@@ -461,7 +461,7 @@ def _columnar(
 
 
 def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
-    """Return the names of columns of numbered labels, as datasets notes them beside the rows."""
+    """Names of columns of numbered labels, as datasets notes them beside the rows."""
     try:
         if metadata and b"huggingface" in metadata:
             features = json.loads(metadata[b"huggingface"])["info"]["features"]
@@ -482,7 +482,7 @@ def _class_names(metadata: Any, folder: Path) -> dict[str, list[str]]:
 
 
 def name_labels(value: Any, names: list[str]) -> Any:
-    """Return the names of labels that are numbers, in lists too; a number without one is none."""
+    """Names of labels that are numbers, in lists too; a number without one is none."""
     if isinstance(value, list):
         return [name_labels(one, names) for one in value]
     if isinstance(value, int) and not isinstance(value, bool):
@@ -505,7 +505,7 @@ _WORD = re.compile(r"[^\W\d][\w-]{0,39}")
 
 
 def like_header(rows: Sequence[Sequence[str]], at: Sequence[int]) -> bool | None:
-    """Tell by the rows below whether the first is a header; None if that is not clear.
+    """True if the first row is a header, by the rows below it; None if that is not clear.
 
     `at` are the columns that are read, the last of which may hold labels. A header has short names
     where the others have numbers or texts, and a label in it that no other row has.

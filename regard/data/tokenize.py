@@ -100,12 +100,12 @@ class SubwordTokenizer(OwnTokenizer):
         return text.removeprefix(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
+        """Text to show for each id: a space as ▁, a character in bytes at its first one."""
         spelt = ((self._spelling(n), FIRST[n] if n < len(FIRST) else "") for n in ids)
         return join_bytes((name, spelling or name.encode()) for spelling, name in spelt)
 
     def sampler(self, p: float, seed: int, variants: int = 16) -> "BpeDropout":
-        """Return an encoder that splits words by BPE dropout, differently for every key."""
+        """Encoder that splits words by BPE dropout, differently for every key."""
         return BpeDropout(self, p, seed, variants)
 
     def _spelling(self, number: int) -> bytes:

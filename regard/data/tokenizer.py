@@ -73,7 +73,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a special token by its name."""
+        """Id of a special token by its name."""
         ...
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
@@ -93,7 +93,7 @@ class Tokenizer(Protocol):
         ...
 
     def around(self, use: Use) -> tuple[list[int], list[int]]:
-        """Return the special tokens that a model expects before and after a text."""
+        """Special tokens that a model expects before and after a text."""
         ...
 
     def frame(self, ids: Sequence[int], use: Use = "encoder") -> list[int]:
@@ -105,11 +105,11 @@ class Tokenizer(Protocol):
         ...
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Return what to show for each id: a space as ▁, a character in bytes at its first one."""
+        """Text to show for each id: a space as ▁, a character in bytes at its first one."""
         ...
 
     def sampler(self, p: float, seed: int) -> Sampler:
-        """Return BPE dropout with the probability p, or refuse where merges are not known."""
+        """BPE dropout with the probability p; refuses where merges are not known."""
         ...
 
 
@@ -139,11 +139,11 @@ class OwnTokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
-        """Return none: no text can spell them."""
+        """None: no text can spell them."""
         return []
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of begin or end by its name."""
+        """Id of begin or end by its name."""
         return {"<s>": self.bos, "</s>": self.eos}.get(token)
 
     def encode_batch(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
@@ -160,7 +160,7 @@ class OwnTokenizer:
         return [known[word] for word in words]
 
     def around(self, use: Use) -> tuple[list[int], list[int]]:
-        """Return the special tokens that a model expects before and after a text."""
+        """Special tokens that a model expects before and after a text."""
         before = [] if use == "source" else [self.bos]
         return before, [] if use == "prompt" else [self.eos]
 
@@ -175,7 +175,7 @@ class OwnTokenizer:
 
 
 def blank_id(tokenizer: Tokenizer) -> int:
-    """Return the token that stands for a hidden word: the mask, or else the unknown one."""
+    """Token that stands for a hidden word: the mask, or else the unknown one."""
     for number in (tokenizer.mask, tokenizer.unk):
         if number is not None:
             return number
@@ -183,7 +183,7 @@ def blank_id(tokenizer: Tokenizer) -> int:
 
 
 def mask_id(tokenizer: Tokenizer) -> int:
-    """Return the mask of masked language models: the tokenizer's, or one beyond its vocabulary."""
+    """Mask of masked language models: the tokenizer's, or one beyond its vocabulary."""
     return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
 
 

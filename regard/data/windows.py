@@ -30,12 +30,12 @@ class Windows:
     span: np.ndarray  # 0, 1, ... of a window
 
     def __getitem__(self, n: int) -> TokenWindow:
-        """Return batch n."""
+        """Batch n."""
         raise NotImplementedError
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of a batch."""
+        """Tokens of a batch."""
         return self.rows * len(self.span)
 
 
@@ -49,7 +49,7 @@ class TextCrops(Windows):
         self.span = np.arange(min(length, len(ids)))
 
     def __getitem__(self, n: int) -> TokenWindow:
-        """Return batch n."""
+        """Batch n."""
         rng = np.random.Generator(np.random.PCG64([self.seed, n]))
         starts = rng.integers(0, len(self.ids) - len(self.span) + 1, (self.rows, 1))
         return TokenWindow(self.ids[starts + self.span])
@@ -81,7 +81,7 @@ class Packed(Windows):
         self._plans: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the order of the documents, where each begins in it, and that of the windows."""
+        """Order of the documents, where each begins in it, and that of the windows."""
         if epoch not in self._plans:
             rng = np.random.Generator(np.random.PCG64([self.seed, epoch]))
             order = rng.permutation(len(self.lengths))
@@ -91,7 +91,7 @@ class Packed(Windows):
         return self._plans[epoch]
 
     def __getitem__(self, n: int) -> TokenWindow:
-        """Return batch n."""
+        """Batch n."""
         epoch, place = divmod(n, self.count)
         order, begins, windows = self._plan(epoch)
         first = windows[place * self.rows : (place + 1) * self.rows, None] * self.stride
@@ -119,11 +119,11 @@ class TokenBatches:
     windows: Windows
 
     def __getitem__(self, n: int) -> TokenBatch:
-        """Return batch n."""
+        """Batch n."""
         raise NotImplementedError
 
     def epoch(self) -> float:
-        """Return in how many batches as many tokens are read as there are."""
+        """Number of batches in which as many tokens are read as there are."""
         return len(self.windows.ids) / self.windows.tokens
 
 
@@ -142,7 +142,7 @@ class CausalBatches(TokenBatches):
         )
 
     def __getitem__(self, n: int) -> TokenBatch:
-        """Return batch n."""
+        """Batch n."""
         ids, numbers, learnt = self.windows[n]
         rows = torch.from_numpy(ids.astype(np.int64)).to(self.device)
         reads, writes = rows[:, :-1], rows[:, 1:]

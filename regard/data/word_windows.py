@@ -73,7 +73,7 @@ def sentence_windows(
 
 
 def word_places(windows: Sequence[WordWindow], length: int, device: Any = "cpu") -> WordPlaces:
-    """Return the places of the tagged words of windows that are padded to a length."""
+    """Places of the tagged words of windows that are padded to a length."""
     starts, tokens, words, before = [], [], [], 0
     for n, (row, _, span) in enumerate(windows):
         low, high = span.tag_from - span.first, span.tag_to - span.first

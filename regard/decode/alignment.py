@@ -27,7 +27,7 @@ class Alignment:
         return " ".join(f"{s}-{t}" for s, t in self.links)
 
     def record(self) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
+        """Fields of a JSON line."""
         return {"source": self.source, "target": self.target, "links": self.links}
 
 
@@ -59,7 +59,7 @@ class Aligner:
             self.head = self.choose(some)
 
     def choose(self, pairs: Sequence[tuple[Ids, Ids]]) -> tuple[str, int]:
-        """Return the head with the highest mutual information of target and source positions.
+        """Head with the highest mutual information of target and source positions.
 
         Each target word then attends to few source words, and different ones to different ones.
         """
@@ -80,7 +80,7 @@ class Aligner:
         return max(information, key=lambda key: information[key])
 
     def weights(self, source: Ids, target: Ids, shift: int = 0) -> np.ndarray:
-        """Return how much each target piece attended to each source piece, by the aligning head.
+        """Attention of each target piece to each source piece, by the aligning head.
 
         With a shift of 1 a piece has the attention of the step that reads it, after it was written.
         """

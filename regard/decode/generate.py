@@ -40,7 +40,7 @@ class GenerateOptions(Decoding):
 
     @property
     def sampling(self) -> bool:
-        """Tell whether tokens are sampled."""
+        """True if tokens are sampled."""
         return self.beam == 1 and self.temperature > 0
 
 
@@ -57,7 +57,7 @@ class Continuation:
 
     @property
     def reached_end(self) -> bool:
-        """Tell whether the end was generated, which is not among the ids."""
+        """True if the end was generated, which is not among the ids."""
         return len(self.steps) > len(self.ids)
 
 
@@ -114,7 +114,7 @@ class TextGenerator:
         self.never = [*range(tokenizer.rows, vocab), *tokenizer.never]  # most have no spelling
 
     def limit(self, prompt: Sequence[int], max_length: int | None) -> int:
-        """Return how many tokens may follow a prompt, which a checkpoint's own limit counts."""
+        """Number of tokens that may follow a prompt, which a checkpoint's own limit counts."""
         longest = self.rules.longest
         if max_length is None and longest is None:
             self.rules.tell(f"no max_length is given, so up to {NEW_TOKENS} tokens follow, not 20")
@@ -232,7 +232,7 @@ class TextGenerator:
     def _adjust(
         self, texts: list[Continuation], room: list[int], repetition_penalty: float
     ) -> list[Adjust]:
-        """Return the changes of the logits of some texts, which may get so many tokens now."""
+        """Changes of the logits of some texts, which may get so many tokens now."""
         forbidden: list[Adjust] = [forbid(*self.never)] if self.never else []
         # none but the last of several turns comes to an end
         limits = [
@@ -249,7 +249,7 @@ class TextGenerator:
         return [*forbidden, *self.rules.changes(given, repetition_penalty=repetition_penalty)]
 
     def _is_over(self, ids: list[int], stop: str) -> bool:
-        """Tell whether a text ends here, by a token or by the text that was to stop it."""
+        """True if a text ends here, by a token or by the text that was to stop it."""
         if not ids:
             return False
         if ids[-1] in self.ends:
@@ -258,7 +258,7 @@ class TextGenerator:
         return bool(stop) and stop in self.tokenizer.decode(ids[-len(stop.encode()) - 8 :])
 
     def completion(self, prompt: list[int], ids: list[int]) -> str:
-        """Return the text that follows a prompt, with the space between them."""
+        """Text that follows a prompt, with the space between them."""
         before = prompt[-16:]
         given, whole = self.tokenizer.decode(before), self.tokenizer.decode([*before, *ids])
         return whole[len(given) :] if whole.startswith(given) else self.tokenizer.decode(ids)

@@ -189,7 +189,7 @@ class SentenceDecoder:
     def batch(
         self, some: list[SourceSentence], options: Decoding, first: int
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of a batch of sentences; one without tokens has none."""
+        """Hypotheses of a batch of sentences; one without tokens has none."""
         real = [s for s in some if s.ids]
         if not real:
             return [[] for _ in some]
@@ -230,7 +230,7 @@ class SentenceDecoder:
     def score(
         self, pairs: Sequence[tuple[list[int], list[int]]], options: Decoding, **batches: int
     ) -> list[Hypothesis]:
-        """Return how likely given targets are, in batches of so many `tokens` and `rows`."""
+        """Log-probabilities of given targets, in batches of up to `tokens` and `rows`."""
 
         constraints = replace(self.rules.constraints, eos=self.target.eos)
 

@@ -67,13 +67,13 @@ class EncoderDecoder(Writer[Any], Protocol):
     def hidden(
         self, source: Tensor, target: Tensor, lengths: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the vectors before the head, one for each token of the target."""
+        """Vectors before the head, one for each token of the target."""
         ...
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the logits after each token of the target."""
+        """Logits after each token of the target."""
         ...
 
     def named_modules(self) -> Iterator[tuple[str, Any]]:
-        """Return its modules by name; those of cross-attention end in .cross."""
+        """Its modules by name; those of cross-attention end in .cross."""
         ...

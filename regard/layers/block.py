@@ -63,7 +63,7 @@ class BlockConfig:
 
     @property
     def per_head(self) -> int:
-        """Return the width of a head."""
+        """Width of a head."""
         return self.head_width or self.width // max(1, self.heads)
 
 

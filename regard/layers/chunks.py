@@ -19,7 +19,7 @@ _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 @cached_by_size(64)
 def chunk_at(grid: tuple[int, ...], before: int = 0, device: torch.device | None = None) -> Tensor:
-    """Return the coordinates (l, c) of a grid, the last axis fastest, after tokens without any.
+    """Coordinates (l, c) of a grid, the last axis fastest, after tokens without any.
 
     The same tensor for the same grid, by which positions know that nothing has changed.
     """
@@ -31,7 +31,7 @@ def chunk_at(grid: tuple[int, ...], before: int = 0, device: torch.device | None
 
 
 def _each(number: int | Sequence[int], axes: int, name: str) -> tuple[int, ...]:
-    """Return a number for each axis, of one for all or one for each."""
+    """Number for each axis, of one for all or one for each."""
     numbers = (number,) * axes if isinstance(number, int) else tuple(number)
     if len(numbers) != axes:
         raise UsageError(f"{name}={numbers} for {axes} axes; give one number, or one for each axis")
@@ -120,7 +120,7 @@ class Chunks(nn.Module):
         return self._count(lengths, 0) * math.prod(self.grid(shape)[1:])
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return vectors (b, l, width), or (b, g1, ..., gr, width), of arrays (b, c, n1, ..., nr).
+        """Vectors (b, l, width), or (b, g1, ..., gr, width), of arrays (b, c, n1, ..., nr).
 
         With `lengths` (b), what comes after the real places of the first axis is taken for zero.
         """

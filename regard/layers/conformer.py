@@ -69,7 +69,7 @@ class _DepthwiseProduct(torch.autograd.Function):
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: tuple[bool, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of input and weight that are wanted, of a depthwise convolution."""
+    """Gradients of input and weight that are wanted, of a depthwise convolution."""
     rest = (padding, [1, 1], False, [0, 0], len(weight), wanted)
     return torch.ops.aten.convolution_backward(grad, x, weight, None, [1, 1], *rest)
 

@@ -10,7 +10,7 @@ from regard.attention.places import Range, within_range
 
 
 def windowed(config: Any) -> frozenset[int]:
-    """Return the numbers of the layers that attend only within the window."""
+    """Numbers of the layers that attend only within the window."""
     layers = range(config.depth)
     if config.window is None:
         return frozenset()
@@ -18,7 +18,7 @@ def windowed(config: Any) -> frozenset[int]:
 
 
 def within(documents: Int[Tensor, "b l"]) -> Int[Tensor, "b l 1"]:
-    """Return the position of each token from the beginning of its own document."""
+    """Position of each token from the beginning of its own document."""
     place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     new = torch.ones_like(documents, dtype=torch.bool)
     new[:, 1:] = documents[:, 1:] != documents[:, :-1]

@@ -37,10 +37,10 @@ class ConvNorm(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, width, h / stride, w / stride) of (b, channels, h, w)."""
+        """(b, width, h / stride, w / stride) of (b, channels, h, w)."""
         return self.act(self.norm(self.convolution(x)))
 
 
 def identity(x: Tensor) -> Tensor:
-    """Return x as it is."""
+    """Identity."""
     return x

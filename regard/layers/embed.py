@@ -88,7 +88,7 @@ class TokenEmbedding(nn.Module):
         return self.widen(dropout(x, self.drop, self.training))
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Return rows of the table times the scale."""
+        """Rows of the table times the scale."""
         return x if self.scale == 1 else x * self.scale
 
     def _kind(self, types: Tensor, x: Tensor) -> Tensor:
@@ -100,5 +100,5 @@ class RoundedEmbed(TokenEmbedding):
     """Embeddings whose scale is rounded to their own precision first, as Gemma was trained."""
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Return rows of the table times the rounded scale."""
+        """Rows of the table times the rounded scale."""
         return x if self.scale == 1 else x * torch.tensor(self.scale, dtype=x.dtype)

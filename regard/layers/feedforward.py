@@ -60,7 +60,7 @@ gelu_tanh = partial(F.gelu, approximate="tanh")
 
 
 def gelu_quick(x: Tensor) -> Tensor:
-    """Return x sigmoid(1.702 x), as CLIP has it."""
+    """GELU as CLIP approximates it, x sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
 
 

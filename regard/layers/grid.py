@@ -29,7 +29,7 @@ class GridPosition(Position):
         return x + self.over((last[0] + 1, last[1] + 1))
 
     def over(self, grid: tuple[int, int]) -> Tensor:
-        """Return the embeddings of the tokens and of a grid's places row by row, (l, w)."""
+        """Embeddings of the tokens and of a grid's places row by row, (l, w)."""
         table = self.table.weight
         if grid == self.grid:
             return table

@@ -20,7 +20,7 @@ class NoHead(nn.Module):
     """The vectors themselves."""
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return x as it is."""
+        """Identity."""
         return x
 
 
@@ -57,7 +57,7 @@ class VocabularyHead(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits of every word, (..., vocab)."""
+        """Logits of every word, (..., vocab)."""
         return self.out(self.norm(self.act(self.transform(x))))
 
 
@@ -71,7 +71,7 @@ class Transform(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return vectors of the same width."""
+        """Vectors of the same width."""
         return self.norm(self.act(self.dense(x)))
 
 
@@ -82,7 +82,7 @@ class First(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the first vector (b, w) of each text (b, l, w)."""
+        """First vector (b, w) of each text (b, l, w)."""
         return x[:, 0]
 
 
@@ -94,7 +94,7 @@ class FirstTokens(nn.Module):
         self.count = count
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, count * w) of (b, l, w)."""
+        """(b, count * w) of (b, l, w)."""
         return x[:, : self.count].flatten(1)
 
 
@@ -106,7 +106,7 @@ class GridMean(nn.Module):
         self.before = before
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, w) of (b, l, w)."""
+        """(b, w) of (b, l, w)."""
         return x[:, self.before :].mean(1)
 
 
@@ -119,12 +119,12 @@ class Pooler(nn.Module):
         self.act, self.drop = act, drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return a vector (b, w) for each text (b, l, w)."""
+        """Vector (b, w) for each text (b, l, w)."""
         return self.act(self.dense(dropout(x[:, 0], self.drop, self.training)))
 
 
 def fill_padding(x: Tensor, lengths: Tensor, value: float) -> Tensor:
-    """Return vectors (b, l, w) with a value in place of all numbers behind each text's length."""
+    """Vectors (b, l, w) with a value in place of all numbers behind each text's length."""
     real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
     return x.masked_fill(~real.unsqueeze(-1), value)
 
@@ -136,7 +136,7 @@ class Mean(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the mean (b, w) of each text (b, l, w), padding left out."""
+        """Mean (b, w) of each text (b, l, w), padding left out."""
         if lengths is None:
             return x.mean(1)
         return fill_padding(x, lengths, 0.0).sum(1) / lengths.clamp(min=1).unsqueeze(-1)
@@ -149,7 +149,7 @@ class Max(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the maximum (b, w) of each text (b, l, w), padding left out."""
+        """Maximum (b, w) of each text (b, l, w), padding left out."""
         return (x if lengths is None else fill_padding(x, lengths, -torch.inf)).amax(1)
 
 
@@ -161,7 +161,7 @@ class Attentive(nn.Module):
         self.query = nn.Parameter(torch.zeros(1, width))
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the weighted mean (b, w) of each text (b, l, w), padding left out."""
+        """Weighted mean (b, w) of each text (b, l, w), padding left out."""
         query = self.query.to(x.dtype).expand(x.shape[0], 1, -1)
         mask = Padding.of(lengths, x.shape[1])
         return attend(query, x, x, mask=mask, watch=self).squeeze(1)
@@ -181,7 +181,7 @@ class Convolved(nn.Module):
         self.drop = drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the maximum (b, w) over each text (b, l, w), padded with zeros."""
+        """Maximum (b, w) over each text (b, l, w), padded with zeros."""
         if lengths is None:
             lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
         lengths = lengths.unsqueeze(-1)
@@ -245,11 +245,11 @@ class ClassificationHead(nn.Module):
         self.out.bias.copy_(log_odds(targets.sum(0), len(targets)))
 
     def vector(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the vector (b, w) of each text (b, l, w) that the linear layer reads."""
+        """Vector (b, w) of each text (b, l, w) that the linear layer reads."""
         return dropout(self.transform(self.pool(x, lengths)), self.drop, self.training)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits (b, labels) of texts (b, l, w)."""
+        """Logits (b, labels) of texts (b, l, w)."""
         return self.out(self.vector(x, lengths))
 
 
@@ -270,7 +270,7 @@ class ClusterClassify(ClassificationHead):
         self.beam = min(beam, clusters)
 
     def part(self, cluster: int) -> slice:
-        """Return where the labels of a cluster stand."""
+        """Positions of the labels of a cluster."""
         size, more = divmod(self.out.out_features, self.match.out_features)
         start = cluster * size + min(cluster, more)
         return slice(start, start + size + (cluster < more))
@@ -285,12 +285,12 @@ class ClusterClassify(ClassificationHead):
             self.out.bias[part] = log_odds(targets[:, part].sum(0), count)
 
     def all_logits(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits of all clusters, then of all labels, (b, clusters + labels)."""
+        """Logits of all clusters, then of all labels, (b, clusters + labels)."""
         x = self.vector(x, lengths)
         return torch.cat([self.match(x), self.out(x)], dim=-1)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits (b, labels) of texts (b, l, w).
+        """Logits (b, labels) of texts (b, l, w).
 
         The probability of a label is that of its cluster times its own within the cluster.
         """
@@ -312,12 +312,12 @@ class ClusterClassify(ClassificationHead):
 
 
 def log_odds(counts: Tensor, total: Tensor | int) -> Tensor:
-    """Return the logarithm of yes against no, of counts among a total, both raised by a half."""
+    """Logarithm of yes against no, of counts among a total, both raised by a half."""
     return torch.log((counts + 0.5) / (total - counts + 0.5))
 
 
 def logit_of_both(one: Tensor, other: Tensor) -> Tensor:
-    """Return the logit of the product of two probabilities, given by their logits."""
+    """Logit of the product of two probabilities, given by their logits."""
     both = F.logsigmoid(one) + F.logsigmoid(other)
     not_both = torch.logaddexp(F.logsigmoid(-one), F.logsigmoid(one) + F.logsigmoid(-other))
     return both - not_both
@@ -333,5 +333,5 @@ class TokenClassify(nn.Module):
         self.drop = drop
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the logits (b, l, labels) of texts (b, l, w)."""
+        """Logits (b, l, labels) of texts (b, l, w)."""
         return self.out(dropout(self.transform(x), self.drop, self.training))

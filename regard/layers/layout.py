@@ -45,12 +45,12 @@ class Layout(NamedTuple):
 def token_grid(
     grid: tuple[int, int], stride: float, size: tuple[int, int], tokens: int = 0
 ) -> TokenGrid:
-    """Return a grid of cells of `stride` pixels over an image of (height, width)."""
+    """Grid of cells of `stride` pixels over an image of (height, width)."""
     return TokenGrid(_LEADING_TOKENS[:tokens], *grid, stride / size[0], stride / size[1])
 
 
 def time_grid(columns: int, stride: int, frames: int) -> TokenGrid:
-    """Return columns of `stride` frames over a spectrogram of so many frames."""
+    """Columns of `stride` frames over a spectrogram of so many frames."""
     return TokenGrid((), 1, columns, 1.0, stride / frames)
 
 
@@ -66,5 +66,5 @@ def pool_layout(keys: TokenGrid) -> Layout:
 
 
 def halve(grid: tuple[int, int]) -> tuple[int, int]:
-    """Return a grid half as high and half as wide, rounded up."""
+    """Grid half as high and half as wide, rounded up."""
     return -(-grid[0] // 2), -(-grid[1] // 2)

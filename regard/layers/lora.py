@@ -27,11 +27,11 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=5**0.5)  # as nn.Linear begins
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the matrix with its addition."""
+        """Matrix with its addition."""
         return self.merge(weight, self.up, self.down)
 
     def merge(self, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """Return a matrix with the addition that two others make."""
+        """Matrix with the addition that two others make."""
         with autocast(weight.device.type, enabled=False):  # a small addition would be lost
             return addmm(weight, up, down, alpha=self.scale)
 
@@ -91,7 +91,7 @@ def adapters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a model, by their names in it, as those of one without additions."""
+    """Weights of a model, by their names in it, as those of one without additions."""
     plain: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         place, inside, part = name.partition(_INSIDE)

@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return (x / torch.hypot(length, quick[0])).mul_(quick[1])
 
     def _prepared(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return sqrt(width eps) and sqrt(width) weight, where they cannot change."""
+        """sqrt(width eps) and sqrt(width) weight, where they cannot change."""
         active = scope(self)
         if active is None or active.copies is None or F.rms_norm is not _rms_norm or traced():
             return None

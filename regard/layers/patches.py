@@ -13,7 +13,7 @@ from regard.layers.convolution import ConvNorm
 
 
 def grid_at(height: int, width: int, before: int = 0, device: torch.device | None = None) -> Tensor:
-    """Return the coordinates (l, 2) of a grid row by row, and of tokens before it, which have none.
+    """Coordinates (l, 2) of a grid row by row, and of tokens before it, which have none.
 
     The same tensor for the same grid.
     """
@@ -103,7 +103,7 @@ class Convolutions(nn.Module):
         return height, width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return vectors (b, h * w, width) of images (b, c, ...)."""
+        """Vectors (b, h * w, width) of images (b, c, ...)."""
         check_images(images, self.channels)
         for layer in self.layers:
             images = F.max_pool2d(layer(images).relu_(), 3, 2, 1)
@@ -135,7 +135,7 @@ class EarlyConvolutions(nn.Module):
         return height, width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return vectors (b, h * w, width) of images (b, c, ...)."""
+        """Vectors (b, h * w, width) of images (b, c, ...)."""
         check_images(images, self.channels)
         made = self.layers(images.contiguous(memory_format=torch.channels_last))
         return self.project(made.permute(0, 2, 3, 1).flatten(1, 2))

@@ -19,7 +19,7 @@ def drop_path(x: Tensor, rate: float, training: bool = True) -> Tensor:
 
 
 def drop_path_schedule(rate: float, depth: int) -> list[float]:
-    """Return the stochastic-depth rate of each block, from 0 linearly up to `rate`."""
+    """Stochastic-depth rate of each block, from 0 linearly up to `rate`."""
     return [rate * n / max(1, depth - 1) for n in range(depth)]
 
 

@@ -18,14 +18,14 @@ _STRIDES: dict[int, tuple[int, ...]] = {2: (2, 1), 4: (2, 2)}
 
 
 def zero_padding(x: Tensor, mask: Padding | None) -> Tensor:
-    """Return vectors (b, l, w) with those of padding set to zero, whatever stands there."""
+    """Vectors (b, l, w) with those of padding set to zero, whatever stands there."""
     if mask is None:
         return x
     return x.masked_fill(~mask.keep.unsqueeze(-1), 0.0)
 
 
 def on_real(f: Callable[[Tensor], Tensor], x: Tensor, mask: Padding | None) -> Tensor:
-    """Return f of the real vectors (n, w) of (b, l, w), zero at padding."""
+    """Result of f for the real vectors (n, w) of (b, l, w), zero at padding."""
     rows = x.flatten(0, 1)
     if mask is None:
         return f(rows).unflatten(0, x.shape[:2])
@@ -66,7 +66,7 @@ class Subsampling(nn.Module):
         return lengths
 
     def forward(self, x: Tensor, mask: Padding | None) -> tuple[Tensor, Padding | None]:
-        """Return vectors (b, s, w) of spectrograms (b, t, mels), and which of them are padding."""
+        """Vectors (b, s, w) of spectrograms (b, t, mels), and which of them are padding."""
         x = zero_padding(x, mask).unsqueeze(-1)  # channels last, as they lie throughout
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
             x = convolution(x.movedim(-1, 1)).movedim(1, -1)

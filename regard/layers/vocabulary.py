@@ -10,7 +10,7 @@ class VocabularyLinear(nn.Linear):
     """Output projection to vocabulary logits: x W^T + b."""
 
     def step_logits(self, x: Tensor, during: object = None) -> Tensor:
-        """Return the logits of a decoding step, many of which read the same weights.
+        """Logits of a decoding step, many of which read the same weights.
 
         In frozen models those are looked at once for each text, as long as `during` lives.
         """
@@ -27,5 +27,5 @@ class CappedHead(VocabularyLinear):
         self.cap = cap
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the logits of all tokens."""
+        """Logits of all tokens."""
         return torch.tanh(super().forward(input) / self.cap) * self.cap

@@ -29,7 +29,7 @@ class Permutation(NamedTuple):
         return cls(origin.clamp(min=0), (origin < 0).nonzero().squeeze(1))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the tokens of x (b, l, w) in the new order."""
+        """Tokens of x (b, l, w) in the new order."""
         moved = x.index_select(1, self.origin)
         return moved.index_fill_(1, self.empty, 0.0) if len(self.empty) else moved
 
@@ -91,7 +91,7 @@ def partition(
 def shift_mask(
     height: int, width: int, window: int, shift: int, batch: int, device: torch.device
 ) -> Mask | None:
-    """Return the mask of shifted windows: no attention across edges that the shift has joined.
+    """Mask of shifted windows: no attention across edges that the shift has joined.
 
     Args:
         height: rows of the grid
@@ -173,7 +173,7 @@ class Offsets(Position):
         self.heads, self.window = heads, window
 
     def each(self) -> Float[Tensor, "n h"]:
-        """Return the bias of every offset, row by row."""
+        """Bias of every offset, row by row."""
         raise NotImplementedError
 
     def _rows(self, at: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Offsets(Position):
         return rows.flatten().expand(self.heads, -1)
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return the bias of the offsets in a window, (h, q, k)."""
+        """Bias of the offsets in a window, (h, q, k)."""
         rows = once(lambda: self._rows(q_at), q_at, window=self.window, heads=self.heads)
         return self.each().T.gather(1, rows).view(self.heads, len(q_at), len(k_at))
 
@@ -196,13 +196,13 @@ class OffsetTable(Offsets):
         self.table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
 
     def each(self) -> Tensor:
-        """Return the table."""
+        """Table."""
         return self.table
 
 
 @lru_cache(maxsize=64)
 def _spaced(window: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return sign(o) log2(1 + 8 |o| / reach) / 3 of both coordinates of every offset o, (n, 2)."""
+    """sign(o) log2(1 + 8 |o| / reach) / 3 of both coordinates of every offset o, (n, 2)."""
     with torch.inference_mode(False):
         side = torch.arange(1 - window, window, dtype=torch.float64, device=device)
         side = side.sign() * torch.log2(1 + 8 * side.abs() / reach) / 3
@@ -224,7 +224,7 @@ class OffsetNetwork(Offsets):
         self.outer = nn.Linear(self.hidden, heads, bias=False)
 
     def each(self) -> Tensor:
-        """Return the output of the network for every offset."""
+        """Output of the network for every offset."""
         weight = self.inner.weight
         offsets = _spaced(self.window, self.reach, weight.device, weight.dtype)
         return 16 * self.outer(F.relu(self.inner(offsets))).sigmoid()

@@ -18,17 +18,17 @@ class AlignmentScore:
 
     @property
     def precision(self) -> float:
-        """Return the share of the predicted links that are right."""
+        """Share of the predicted links that are right."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Return the share of the gold links that were predicted."""
+        """Share of the gold links that were predicted."""
         return self.right / self.gold if self.gold else 0.0
 
     @property
     def error_rate(self) -> float:
-        """Return the alignment error rate (Och and Ney 2003), here 1 - F1: all links are sure."""
+        """Alignment error rate (Och and Ney 2003), here 1 - F1: all links are sure."""
         both = self.predicted + self.gold
         return 1 - 2 * self.right / both if both else 0.0
 

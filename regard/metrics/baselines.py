@@ -48,7 +48,7 @@ def _hash(words: Iterable[str]) -> np.ndarray:
 
 
 def _ngrams(text: str, bigrams: bool = True) -> np.ndarray:
-    """Return the hashes of the distinct unigrams and bigrams of a text."""
+    """Hashes of the distinct unigrams and bigrams of a text."""
     words = [word.lower() for word in split_words(text)[:_MAX_BASELINE_WORDS]]
     pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)] if bigrams else []
     return np.unique(_hash([*words, *pairs]))
@@ -62,7 +62,7 @@ def _fit_bayes(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
 def _count(
     rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the commonest features, sorted, and in how many rows of each label they occur."""
+    """Commonest features, sorted, and in how many rows of each label they occur."""
     owner = np.repeat(numbers, [len(row) for row in rows])
     keys, place = np.unique(np.concatenate([*rows, np.zeros(0, np.int64)]), return_inverse=True)
     total = np.bincount(place, minlength=len(keys))
@@ -91,7 +91,7 @@ def _log_share(counts: np.ndarray) -> np.ndarray:
 
 
 def _predict_bayes(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Return the most probable label of each text; unseen words are ignored."""
+    """Most probable label of each text; unseen words are ignored."""
     return _most_probable([_ngrams(text) for text in texts], tables)
 
 
@@ -127,12 +127,12 @@ def _fit_bayes_per_label(texts: Sequence[str], targets: np.ndarray, labels: int)
 
 
 def _predict_bayes_per_label(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Return every label that is more probable than not."""
+    """Every label that is more probable than not."""
     return _bayes_scores([_ngrams(text) for text in texts], tables) > 0
 
 
 def bigram_gain(texts: Sequence[str], numbers: np.ndarray, labels: int, folds: int = 5) -> float:
-    """Return the percentage points that bigrams add to the accuracy of naive Bayes.
+    """Percentage points that bigrams add to the accuracy of naive Bayes.
 
     By cross-validation: each fold is predicted by what was fitted on the others.
     """
@@ -166,14 +166,14 @@ def _fit_tags(words: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
 
 
 def _predict_tags(words: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Return the most frequent tag of each word."""
+    """Most frequent tag of each word."""
     keys, hashes = tables["keys"], _hash(words)
     place = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
     return np.where(keys[place] == hashes, tables["tags"][place], tables["else"])
 
 
 def downsample(images: np.ndarray, side: int = _BASELINE_SIDE) -> np.ndarray:
-    """Return images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
+    """Images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
     n, c, h, w = images.shape
     rows, columns = (np.arange(min(side, n)) * n // min(side, n) for n in (h, w))
     values = np.add.reduceat(images.astype(np.float32), rows, axis=2)
@@ -183,14 +183,14 @@ def downsample(images: np.ndarray, side: int = _BASELINE_SIDE) -> np.ndarray:
 
 
 def block_means(values: np.ndarray) -> np.ndarray:
-    """Return a series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
+    """Series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
     ends = np.arange(_BASELINE_SIDE + 1) * len(values) // _BASELINE_SIDE
     parts = [values[a : max(b, a + 1)].mean(0) for a, b in zip(ends, ends[1:], strict=False)]
     return np.concatenate(parts)[: _MAX_BASELINE_TABLE // 1000]
 
 
 def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
-    """Return the mean vector of each label; that of a label without any is far from all."""
+    """Mean vector of each label; that of a label without any is far from all."""
     means = np.full((labels, vectors.shape[1]), 1e4, dtype=np.float32)
     for label in np.unique(numbers).tolist():
         means[label] = vectors[numbers == label].mean(0)
@@ -198,7 +198,7 @@ def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
 
 
 def _predict_means(vectors: np.ndarray, tables: Arrays, labels: int) -> np.ndarray:
-    """Return the label whose mean is nearest."""
+    """Label whose mean is nearest."""
     means = tables["means"]
     if means.shape[1] != vectors.shape[1]:
         raise UsageError(
@@ -276,7 +276,7 @@ class Baselines:
         return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels))
 
     def scores(self, inputs: Any, targets: np.ndarray) -> dict[str, dict[str, float]]:
-        """Return accuracy and macro F1 of each on a test set, in percent."""
+        """Accuracy and macro F1 of each on a test set, in percent."""
         labels = len(self.commonest)
         predictions = {COMMONEST: np.broadcast_to(self.commonest, targets.shape)}
         if self.tables is not None:

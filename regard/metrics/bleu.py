@@ -14,7 +14,7 @@ _TOKENISE = {"zh": "zh", "ja": "char", "ko": "char"}
 
 
 def tokenise_for(language: str | None) -> str:
-    """Return sacreBLEU's tokenisation for a language."""
+    """SacreBLEU's tokenisation for a language."""
     return _TOKENISE.get((language or "").split("-")[0].split("_")[0].lower(), "13a")
 
 
@@ -26,7 +26,7 @@ def bleu_metric(
     force: bool = False,
     effective: bool = False,
 ) -> BLEU:
-    """Return sacreBLEU's BLEU with the tokenizer of a language and n-grams of up to an order.
+    """SacreBLEU's BLEU with the tokenizer of a language and n-grams of up to an order.
 
     It warns of tokenised outputs (spaces before full stops) unless `force`. `effective` is for few
     or short sentences: the order is that of the longest n-gram that any output has.
@@ -50,7 +50,7 @@ def bleu_scores(
     tokenise: str | None = None,
     lowercase: bool = False,
 ) -> list[Score]:
-    """Return BLEU and chrF of outputs against one or several lists of references."""
+    """BLEU and chrF of outputs against one or several lists of references."""
     if not outputs:
         raise UsageError("nothing to score: there are no outputs")
     metrics = {

@@ -28,7 +28,7 @@ def ngrams(text: Sequence[str]) -> Counter[Ngram]:
 
 
 def tf_idf(counts: Counter[Ngram], idf: dict[Ngram, float], max_idf: float) -> list[dict]:
-    """Return the TF-IDF vector of n-grams for each n."""
+    """TF-IDF vector of n-grams for each n."""
     vectors: list[dict[Ngram, float]] = [{} for _ in range(_MAX_ORDER)]
     for gram, count in counts.items():
         vectors[len(gram) - 1][gram] = count * idf.get(gram, max_idf)
@@ -36,14 +36,14 @@ def tf_idf(counts: Counter[Ngram], idf: dict[Ngram, float], max_idf: float) -> l
 
 
 def clipped_cosine(ours: dict[Ngram, float], theirs: dict[Ngram, float]) -> float:
-    """Return the cosine of two vectors, our values clipped to theirs."""
+    """Cosine of two vectors, our values clipped to theirs."""
     norm = math.sqrt(sum(x * x for x in ours.values()) * sum(x * x for x in theirs.values()))
     dot = sum(min(x, theirs[gram]) * theirs[gram] for gram, x in ours.items() if gram in theirs)
     return dot / norm if norm else 0.0
 
 
 def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-    """Return the CIDEr-D of each output against the references of its image, 0 to 1000.
+    """CIDEr-D of each output against the references of its image, 0 to 1000.
 
     Vedantam, Zitnick and Parikh 2015.
 
@@ -85,7 +85,7 @@ def caption_scores(
     tokenise: str | None = None,
     lowercase: bool = True,
 ) -> list[Score]:
-    """Return BLEU of runs of up to 1, 2, 3 and 4 words, chrF and CIDEr-D."""
+    """BLEU of runs of up to 1, 2, 3 and 4 words, chrF and CIDEr-D."""
     references: Any = references_of(captions)
     metrics: dict[str, Any] = {
         f"BLEU-{order}": bleu_metric("en", tokenise, lowercase, order, force=True)

@@ -8,7 +8,7 @@ from regard.metrics.score import Score
 
 
 def pearson(one: np.ndarray, other: np.ndarray) -> float:
-    """Return Pearson's correlation; NaN where one of both is constant."""
+    """Pearson's correlation; NaN where one of both is constant."""
     a, b = (np.asarray(x, dtype=np.float64) for x in (one, other))
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
@@ -16,19 +16,19 @@ def pearson(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def ranks(numbers: np.ndarray) -> np.ndarray:
-    """Return the rank of each number from 1 on; equal ones share the mean of their ranks."""
+    """Rank of each number from 1 on; equal ones share the mean of their ranks."""
     _, which, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[which]
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """Return Spearman's correlation, that of the ranks."""
+    """Spearman's correlation, that of the ranks."""
     return pearson(ranks(one), ranks(other))
 
 
 def correlation_scores(values: np.ndarray, targets: np.ndarray, signature: str) -> list[Score]:
-    """Return both correlations of values with targets."""
+    """Both correlations of values with targets."""
     return [
         Score("Spearman", spearman(values, targets), signature, 4),
         Score("Pearson", pearson(values, targets), signature, 4),
@@ -36,7 +36,7 @@ def correlation_scores(values: np.ndarray, targets: np.ndarray, signature: str) 
 
 
 def value_scores(values: np.ndarray, targets: np.ndarray) -> list[Score]:
-    """Return both correlations of the values of texts with targets, and the squared error."""
+    """Both correlations of the values of texts with targets, and the squared error."""
     signature = f"texts:{len(targets)}"
     error = float(((values - targets) ** 2).mean())
     scores = correlation_scores(values, targets, signature)

@@ -41,7 +41,7 @@ class Evaluation(Scored):
     baselines: dict[str, dict[str, float]] = field(default_factory=dict, kw_only=True)
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
-        """Return the scores by name."""
+        """Scores by name."""
         return ((score.name, score.value) for score in self.scores)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Evaluation(Scored):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Plain values for JSON."""
         return asdict(self)
 
     def keep(self, folder: Path) -> None:
@@ -190,7 +190,7 @@ def write_outputs(path: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the version, commit, threads and date that a score was made with."""
+    """Version, commit, threads and date that a score was made with."""
     return {
         "threads": torch.get_num_threads(),
         "regard": __version__,
@@ -200,7 +200,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the program, if it runs from a checkout."""
+    """Commit of the program, if it runs from a checkout."""
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():
         return None

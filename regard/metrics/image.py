@@ -14,14 +14,14 @@ _SIGMA, _SIDE = 1.5, 11  # of the Gaussian window of SSIM, in pixels
 
 
 def psnr(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> float:
-    """Return the peak signal-to-noise ratio in dB, for values from 0 to 1."""
+    """Peak signal-to-noise ratio in dB, for values from 0 to 1."""
     _same(image, clean)
     error = float((image.double() - clean.double()).square().mean())
     return -10 * math.log10(error) if error else math.inf
 
 
 def ssim(image: Float[Tensor, "*b c h w"], clean: Float[Tensor, "*b c h w"]) -> float:
-    """Return the mean structural similarity (Wang et al. 2004), for values from 0 to 1.
+    """Mean structural similarity (Wang et al. 2004), for values from 0 to 1.
 
     Gaussian window of 11 x 11; the outermost pixels, whose windows are not whole, are left out.
     """

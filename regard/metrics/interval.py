@@ -13,7 +13,7 @@ _NORMAL = 1.959963984540054  # 95% of a normal law lie within so many standard d
 
 
 def within(t: float, freedom: int) -> float:
-    """Return the probability that Student's t lies between -t and t.
+    """Probability that Student's t lies between -t and t.
 
     A finite sum for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
@@ -28,7 +28,7 @@ def within(t: float, freedom: int) -> float:
 
 @cache
 def critical(freedom: int, sure: float = _SURE) -> float:
-    """Return the critical value of Student's t, two-sided."""
+    """Critical value of Student's t, two-sided."""
     low, high = 0.0, 1.0
     while within(high, freedom) < sure:
         high *= 2
@@ -48,7 +48,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], sure: float = _SURE) -> Interval:
-    """Return the mean of numbers with its confidence interval by Student's t."""
+    """Mean of numbers with its confidence interval by Student's t."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2 or not all(map(math.isfinite, values)):
@@ -78,7 +78,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """Return the 95% confidence interval of a proportion, in percent (Wilson 1927)."""
+    """95% confidence interval of a proportion, in percent (Wilson 1927)."""
     if not total:
         raise UsageError("nothing to score: there are no answers")
     share, z = hits / total, _NORMAL**2 / total

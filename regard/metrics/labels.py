@@ -31,7 +31,7 @@ class Counts(NamedTuple):
     targets: np.ndarray
 
     def f1(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return the micro F1 of some rows in percent; where each row has one label, accuracy."""
+        """Micro F1 of some rows in percent; where each row has one label, accuracy."""
         right, predicted, targets = (column[rows].sum(-1) for column in self)
         return percent(2 * right, predicted + targets)
 
@@ -52,20 +52,20 @@ def count_units(
 
 
 def one_hot(numbers: Sequence[int] | np.ndarray, labels: int) -> np.ndarray:
-    """Return a table (n, labels) with one label a row."""
+    """Table (n, labels) with one label a row."""
     table = np.zeros((len(numbers), labels), dtype=bool)
     table[np.arange(len(numbers)), np.asarray(numbers, dtype=np.int64)] = True
     return table
 
 
 def percent(part: Any, whole: Any) -> np.ndarray:
-    """Return a ratio in percent; 0 / 0 is 0."""
+    """Ratio in percent; 0 / 0 is 0."""
     part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
     return 100 * np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def class_scores(counts: Counts, labels: Sequence[str]) -> list[ClassScore]:
-    """Return precision, recall and F1 of each label."""
+    """Precision, recall and F1 of each label."""
     right, predicted, targets = counts
     precision, recall = percent(right, predicted), percent(right, targets)
     f1 = percent(2 * right, predicted + targets)
@@ -76,26 +76,26 @@ def class_scores(counts: Counts, labels: Sequence[str]) -> list[ClassScore]:
 
 
 def macro_f1(counts: Counts) -> float:
-    """Return the mean F1 of all labels that are targets or predicted."""
+    """Mean F1 of all labels that are targets or predicted."""
     f1 = percent(2 * counts.right, counts.predicted + counts.targets)
     seen = counts.predicted + counts.targets > 0
     return float(f1[seen].mean()) if seen.any() else 0.0
 
 
 def micro_f1(counts: Counts) -> float:
-    """Return the F1 of all labels pooled; where each row has one, that is accuracy."""
+    """F1 of all labels pooled; where each row has one, that is accuracy."""
     return float(counts.f1())
 
 
 def confusion(targets: np.ndarray, predictions: np.ndarray, labels: int) -> np.ndarray:
-    """Return the confusion matrix (target label, predicted label), from label numbers (n,)."""
+    """Confusion matrix (target label, predicted label), from label numbers (n,)."""
     table = np.zeros((labels, labels), dtype=np.int64)
     np.add.at(table, (targets, predictions), 1)
     return table
 
 
 def log_loss(targets: np.ndarray, probs: np.ndarray, multilabel: bool) -> float:
-    """Return the mean negative log-likelihood of the targets, in nats per row."""
+    """Mean negative log-likelihood of the targets, in nats per row."""
     present = np.clip(probs.astype(np.float64), 1e-12, 1.0)
     if not multilabel:
         return float(-np.log(present[targets]).mean())
@@ -112,7 +112,7 @@ def compare(ours: Counts, theirs: Counts, name: str, samples: int) -> Comparison
 
 
 def top_k(targets: np.ndarray, probs: np.ndarray, k: int, what: str = "images") -> Score:
-    """Return top-k accuracy: how often the target number (n,) is among the k likeliest."""
+    """Top-k accuracy: how often the target number (n,) is among the k likeliest."""
     best = np.argsort(-probs, 1, kind="stable")[:, :k]
     right, total = int((best == targets[:, None]).any(1).sum()), len(targets)
     low, high = wilson(right, total)
@@ -123,7 +123,7 @@ def top_k(targets: np.ndarray, probs: np.ndarray, k: int, what: str = "images") 
 def precision_at_k(
     targets: np.ndarray, probs: np.ndarray, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, np.ndarray]:
-    """Return the share of right labels among the k likeliest of each row (n,), in percent."""
+    """Share of right labels among the k likeliest of each row (n,), in percent."""
     order = np.argsort(-probs, 1, kind="stable")[:, : max(ks)]
     right = np.take_along_axis(targets, order, 1)
     return {f"precision@{k}": 100 * right[:, :k].mean(1) for k in ks}
@@ -150,7 +150,7 @@ class LabelResults:
         return cls(labels, one_hot(targets, size), one_hot(probs.argmax(1), size), probs, **more)
 
     def scores(self, samples: int = 1000) -> list[Score]:
-        """Return accuracy with its 95% interval, F1 and log loss."""
+        """Accuracy with its 95% interval, F1 and log loss."""
         counts, total = count(self.targets, self.predictions), len(self.targets)
         exact = int((self.targets == self.predictions).all(1).sum())
         drawn = f"samples:{samples}|seed:{BOOTSTRAP_SEED}"
@@ -194,14 +194,14 @@ class LabelResults:
         return rows + compare_means(precision, other_precision, samples, unit=self.unit)
 
     def confusion(self) -> list[list[int]] | None:
-        """Return the confusion matrix, unless rows have several labels."""
+        """Confusion matrix, unless rows have several labels."""
         if self.multilabel:
             return None
         numbers = self.targets.argmax(1), self.predictions.argmax(1)
         return confusion(*numbers, len(self.labels)).tolist()
 
     def errors(self, most: int, show: Callable[[int], tuple[str, str]]) -> list[Misprediction]:
-        """Return the wrong predictions of highest probability; `show(i)` is where and what i is."""
+        """Wrong predictions of highest probability; `show(i)` is where and what i is."""
         wrong = self.targets != self.predictions
         # how likely it held that a label is there, or is not there, though it is the other way
         absent = (1 - self.probs) * self.multilabel
@@ -224,7 +224,7 @@ class LabelResults:
     def details(
         self, errors: Sequence[Misprediction], baselines: dict[str, dict[str, float]] | None = None
     ) -> dict[str, Any]:
-        """Return the fields of a LabelEvaluation beside the scores."""
+        """Fields of a LabelEvaluation beside the scores."""
         return {
             "labels": list(self.labels),
             "classes": class_scores(count(self.targets, self.predictions), self.labels),

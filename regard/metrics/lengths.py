@@ -30,7 +30,7 @@ def count_words(text: str) -> int:
 
 
 def groups(sources: Sequence[str], borders: Sequence[int]) -> dict[str, list[int]]:
-    """Return the numbers of the sentences in each bin of source length, by the name of the bin."""
+    """Numbers of the sentences in each bin of source length, by the name of the bin."""
     ends = sorted(set(borders))
     names = [f"{a + 1}-{b}" for a, b in zip([0, *ends], ends, strict=False)] + [f"{ends[-1] + 1}+"]
     bins: dict[str, list[int]] = {name: [] for name in names}
@@ -111,7 +111,7 @@ class Lengths:
     signature: str
 
     def table(self) -> list[list[str]]:
-        """Return the rows of the table, the head first."""
+        """Rows of the table, the head first."""
         names = [f"BLEU of {name}" for name in short_names(self.models)]
         head = ["source words", "sentences", "mean words", *names]
         return [

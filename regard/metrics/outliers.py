@@ -81,11 +81,11 @@ class Outliers:
         return cls((means @ whiten).astype(np.float32), whiten.astype(np.float32), np.inf)
 
     def distances(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the distance of each vector to the mean of the label that it is given."""
+        """Distance of each vector to the mean of the label that it is given."""
         return np.linalg.norm(vectors @ self.whiten - self.means[numbers], axis=1)
 
     def are_far(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return for each vector whether it is too far from the label that it is given."""
+        """True for each vector that is too far from the label that it is given."""
         return ~(self.distances(vectors, numbers) <= self.threshold)
 
     def facts(self) -> dict[str, Any]:

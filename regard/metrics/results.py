@@ -11,7 +11,7 @@ class Named:
     """A dataclass whose fields can also be read as items."""
 
     def keys(self) -> list[str]:
-        """Return the names of all fields."""
+        """Names of all fields."""
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> Any:
@@ -29,7 +29,7 @@ class Named:
 
 
 def key_of(name: str) -> str:
-    """Return the key of a score: macro_f1 for macro F1."""
+    """Key of a score: macro_f1 for macro F1."""
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
@@ -37,11 +37,11 @@ class Scored(Named):
     """A result with scores, which are read by name: result["BLEU"], result.bleu."""
 
     def named_scores(self) -> Iterable[tuple[str, float]]:
-        """Return all scores by name."""
+        """All scores by name."""
         raise NotImplementedError
 
     def keys(self) -> list[str]:
-        """Return the names of all scores, and then those of the fields."""
+        """Names of all scores, and then those of the fields."""
         return [*(key_of(name) for name, _ in self.named_scores()), *super().keys()]
 
     def __repr__(self) -> str:
@@ -85,6 +85,6 @@ class Saved(Named):
         return "\n\n".join([*map(str, self.findings), f"wrote {self.path}"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a JSON line holds."""
+        """Fields of a JSON line."""
         found = {"findings": [one.to_dict() for one in self.findings]} if self.findings else {}
         return {"path": self.path, **found}

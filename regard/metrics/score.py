@@ -40,7 +40,7 @@ class Comparison:
 
 
 def bootstrap(statistics: Sequence[Statistic], units: int, samples: int) -> list[np.ndarray]:
-    """Return statistics of the same resamples of units, drawn with replacement: (samples,) each."""
+    """Statistics of the same resamples of units, drawn with replacement: (samples,) each."""
     rng = np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED))
     values: list[list[np.ndarray]] = [[] for _ in statistics]
     step = max(1, DRAWN_ROWS // units)
@@ -52,7 +52,7 @@ def bootstrap(statistics: Sequence[Statistic], units: int, samples: int) -> list
 
 
 def percentile_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95% interval of bootstrap resamples, by percentiles."""
+    """95% interval of bootstrap resamples, by percentiles."""
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
@@ -96,6 +96,6 @@ def compare_means(
 
 
 def mean_of(values: Sequence[float] | np.ndarray) -> Statistic:
-    """Return the statistic that is the mean of these values."""
+    """Statistic that is the mean of these values."""
     array = np.asarray(values, dtype=float)
     return lambda rows: array[rows].mean(-1)

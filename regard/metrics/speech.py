@@ -25,17 +25,17 @@ _STRAY = re.compile(r"(?<!\w)'|'(?!\w)")  # an apostrophe that joins nothing
 
 
 def collapse(text: str) -> str:
-    """Return a text with single spaces between its words."""
+    """Text with single spaces between its words."""
     return " ".join(text.split())
 
 
 def fold_case(text: str) -> str:
-    """Return a text without case and with single spaces."""
+    """Text without case and with single spaces."""
     return collapse(text.lower())
 
 
 def bare_words(text: str) -> str:
-    """Return the words of a text without case and punctuation; apostrophes within words stay."""
+    """Words of a text without case and punctuation; apostrophes within words stay."""
     plain = _PUNCTUATION.sub(" ", text.lower().replace("\u2019", "'"))
     return collapse(_STRAY.sub(" ", plain))
 
@@ -59,11 +59,11 @@ class Errors:
 
     @property
     def total(self) -> np.ndarray:
-        """Return the errors of each transcript."""
+        """Errors of each transcript."""
         return self.substitutions + self.insertions + self.deletions
 
     def rate(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return the error rate of some utterances in percent: of all, or of rows of samples."""
+        """Error rate of some utterances in percent: of all, or of rows of samples."""
         return percent(self.total[rows].sum(-1), self.units[rows].sum(-1))
 
     def signature(self, unit: str, interval: tuple[float, float], samples: int) -> str:
@@ -126,7 +126,7 @@ def transcript_scores(
     normalise: str = "words",
     samples: int = 1000,
 ) -> list[Score]:
-    """Return WER and CER in percent, each with its 95% interval by utterances."""
+    """WER and CER in percent, each with its 95% interval by utterances."""
     scores = []
     for name, errors in transcript_errors(transcripts, references, normalise).items():
         (drawn,) = bootstrap([errors.rate], len(references), samples)

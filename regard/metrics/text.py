@@ -28,18 +28,18 @@ def words(text: str) -> list[str]:
 
 
 def f1(common: float, ours: int, theirs: int) -> float:
-    """Return the harmonic mean of precision and recall."""
+    """Harmonic mean of precision and recall."""
     return 2 * common / (ours + theirs) if common else 0.0
 
 
 def rouge_n(ours: Sequence[str], theirs: Sequence[str], n: int) -> float:
-    """Return ROUGE-N, the F1 of shared n-grams (Lin 2004)."""
+    """ROUGE-N, the F1 of shared n-grams (Lin 2004)."""
     grams = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (ours, theirs)]
     return f1((grams[0] & grams[1]).total(), grams[0].total(), grams[1].total())
 
 
 def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence of words.
+    """Length of the longest common subsequence of words.
 
     Neighbours in a row of the usual table differ by 0 or 1, so a row is kept as the bits of one
     number (Hyyrö 2004).
@@ -55,7 +55,7 @@ def longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def rouge(output: str, reference: str) -> dict[str, float]:
-    """Return ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
+    """ROUGE-1, ROUGE-2 and ROUGE-L of a text against one reference, from 0 to 1."""
     ours, theirs = (words(text)[:_MAX_ROUGE_WORDS] for text in (output, reference))
     return {
         "ROUGE-1": rouge_n(ours, theirs, 1),
@@ -70,7 +70,7 @@ def normalise(answer: str) -> str:
 
 
 def answer(output: str, reference: str) -> dict[str, float]:
-    """Return exact match and the F1 of the words of an answer against one reference."""
+    """Exact match and the F1 of the words of an answer against one reference."""
     one, two = normalise(output), normalise(reference)
     ours, theirs = one.split(), two.split()
     shared = (Counter(ours) & Counter(theirs)).total()
@@ -90,7 +90,7 @@ class MeanMetric:
     def table(
         self, outputs: Sequence[str], references: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """Return every score of every example, in percent."""
+        """Every score of every example, in percent."""
         if not outputs:
             raise UsageError("nothing to score: there are no outputs")
         for texts in references:
@@ -114,7 +114,7 @@ class MeanMetric:
         language: str | None = None,
         **bleu: Any,
     ) -> list[Score]:
-        """Return the means over all outputs, against one or several lists of references."""
+        """Means over all outputs, against one or several lists of references."""
         _only_bleu(bleu)
         signature = f"nrefs:{len(references)}|{self.signature}"
         table = self.table(outputs, references)

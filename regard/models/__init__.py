@@ -35,12 +35,12 @@ The module declares the family as INFO. The first family that serves a task is t
 
 
 def family(name: str) -> tuple[type, type]:
-    """Return the config class and the model class of a family."""
+    """Config class and the model class of a family."""
     return _classes(lookup("model", name, MODELS))
 
 
 def _classes(row: tuple[str, str, str]) -> tuple[type, type]:
-    """Return the two classes that a row of a table names, after their module."""
+    """Two classes that a row of a table names, after their module."""
     module = import_module(row[0])
     return getattr(module, row[1]), getattr(module, row[2])
 
@@ -62,12 +62,12 @@ def config_family(config: object) -> str:
 
 
 def serving(task: str) -> tuple[str, ...]:
-    """Return the families that serve a task, the usual one first."""
+    """Families that serve a task, the usual one first."""
     return tuple(name for name in MODELS if task in info(name).tasks)
 
 
 def task_changes(name: str, task: str) -> dict[str, Any]:
-    """Return the config fields of a family that a task sets, such as the head of a classifier."""
+    """Config fields of a family that a task sets, such as the head of a classifier."""
     tasks = info(name).tasks
     if task not in tasks:
         known = " or ".join(serving(task))
@@ -76,17 +76,17 @@ def task_changes(name: str, task: str) -> dict[str, Any]:
 
 
 def preset(name: str, size: str, member: str | None = None) -> Any:
-    """Return a family's config, or that of a member of it such as llama, in a named size."""
+    """Family's config, or that of a member of it such as llama, in a named size."""
     return info(name).preset(size, member)
 
 
 def preset_names(name: str) -> list[str]:
-    """Return the names of a family's presets, the usual one first."""
+    """Names of a family's presets, the usual one first."""
     return list(info(name).presets)
 
 
 def preset_family(member: str, names: tuple[str, ...] | None = None) -> str | None:
-    """Return the family, of these or of all, that has a preset of this name, if any does."""
+    """Family, of these or of all, that has a preset of this name, if any does."""
     return next((name for name in names or MODELS if member in info(name).presets), None)
 
 
@@ -101,5 +101,5 @@ PRETRAINERS: dict[str, tuple[str, str, str]] = {
 
 
 def pretrainer(name: str) -> tuple[type, type]:
-    """Return the config class and the class of what is built around an encoder to train it."""
+    """Config class and the class of what is built around an encoder to train it."""
     return _classes(lookup("pretrainer", name, PRETRAINERS))

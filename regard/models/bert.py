@@ -191,7 +191,7 @@ SIZES = size_table(
 
 
 def resize(config: BertConfig, size: dict[str, Any]) -> BertConfig:
-    """Return a config in a size; a factorised embedding is at most half as wide as the model."""
+    """Config in a size; a factorised embedding is at most half as wide as the model."""
     inner = config.inner_width and min(config.inner_width, size["block.width"] // 2)
     return with_changes(config, {**size, "inner_width": inner})
 
@@ -208,7 +208,7 @@ _LAYER_WEIGHTS: dict[str, Callable[[int], int]] = {
 
 
 def _act(config: BertConfig) -> Callable:
-    """Return the activation of a head: one by its name, or that of the blocks."""
+    """Activation of a head: one by its name, or that of the blocks."""
     name = config.block.feed_forward if config.head_act == "same" else config.head_act
     return lookup("activation of a head", name, FEED_FORWARDS)[1]
 
@@ -353,7 +353,7 @@ class Bert(nn.Module):
         at: Num[Tensor, "... l c"] | None = None,
         documents: Ids | None = None,
     ) -> Vectors:
-        """Return the last vectors.
+        """Last vectors.
 
         Packed `documents`, numbered, do not attend to each other, and positions are counted from
         their own beginning. Tokens are of type 0 unless given; a token may be of several.
@@ -384,7 +384,7 @@ class Bert(nn.Module):
     def forward(
         self, ids: Ids, lengths: Lengths | None = None, **rest: Any
     ) -> Float[Tensor, "b ..."]:
-        """Return the output of the head, the mean over the members; takes what `hidden` takes."""
+        """Output of the head, the mean over the members; takes what `hidden` takes."""
         return mean_of_members(
             self, lambda member: member.head(member.hidden(ids, lengths, **rest), lengths)
         )

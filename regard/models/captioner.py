@@ -79,17 +79,17 @@ class CaptionerConfig:
 
     @property
     def image(self) -> int:
-        """Return the side of the images that the encoder is made for."""
+        """Side of the images that the encoder is made for."""
         return self.encoder.config.image
 
     @property
     def channels(self) -> int:
-        """Return the number of channels of an image."""
+        """Number of channels of an image."""
         return self.encoder.config.channels
 
     @property
     def max_length(self) -> int:
-        """Return the maximum length of a caption."""
+        """Maximum length of a caption."""
         return self.decoder.max_length
 
 
@@ -113,7 +113,7 @@ SIZES: dict[str, tuple[str, int, dict[str, int]]] = {
 
 
 def resize(config: CaptionerConfig, size: tuple[str, int, dict[str, int]]) -> CaptionerConfig:
-    """Return a config in a size; the encoder is then a CCT of that size."""
+    """Config in a size; the encoder is then a CCT of that size."""
     name, blocks, block = size
     old = config.decoder
     decoder = replace(
@@ -152,7 +152,7 @@ class Blind(nn.Module):
         self.constant = nn.Embedding(features.shape[1], self.out_width)
 
     def features(self, images: Images) -> Vectors:
-        """Return the same vectors for every image."""
+        """Same vectors for every image."""
         return self.constant.weight.expand(len(images), -1, -1)
 
 
@@ -183,7 +183,7 @@ class AttentionTape(ReinforceTape):
         return whole.flatten(2, 3).flatten(0, 1)
 
     def loss(self, losses: Float[Tensor, "n t"], real: Bool[Tensor, "n t"] | None = None) -> Tensor:
-        """Return zero, with the gradient of REINFORCE for the losses of real words."""
+        """Zero, with the gradient of REINFORCE for the losses of real words."""
         if not self.log_probs:
             return super().loss(losses, real)
         tape = ReinforceTape()
@@ -192,7 +192,7 @@ class AttentionTape(ReinforceTape):
         return tape.loss(losses, real)
 
     def doubly_stochastic(self, real: Bool[Tensor, "n t"]) -> Tensor:
-        """Return the sum of (1 - sum over words of weight)^2 over all places of all captions.
+        """Sum of (1 - sum over words of weight)^2 over all places of all captions.
 
         Doubly stochastic attention (Xu et al. 2015): every place should be attended to once.
         """
@@ -204,7 +204,7 @@ class RecordedSoftmax(SoftAttention):
     """Soft attention whose weights are recorded on a tape, if there is one."""
 
     def forward(self, q: Tensor, draws: ReinforceTape | None) -> Any:
-        """Return the softmax, or one that records its weights."""
+        """Softmax, or one that records its weights."""
         if not isinstance(draws, AttentionTape):
             return super().forward(q, draws)
 
@@ -243,7 +243,7 @@ class TransformerCaptionDecoder(CaptionDecoder, TextDecoder):
     def hidden(
         self, target: Int[Tensor, "n t"], memory: Float[Tensor, "b s w"], tape: Any = None
     ) -> Float[Tensor, "n t w"]:
-        """Return the last vectors; the captions of an image follow each other."""
+        """Last vectors; the captions of an image follow each other."""
         return self.norm(self.blocks(self.embed, target, memory))
 
     def start(self, memory: Float[Tensor, "b s w"], *, capacity: int) -> State:
@@ -251,7 +251,7 @@ class TransformerCaptionDecoder(CaptionDecoder, TextDecoder):
         return self.blocks.start(memory, capacity=capacity)
 
     def step(self, ids: Ids, state: State) -> Vectors:
-        """Return the last vectors of the next tokens of all hypotheses."""
+        """Last vectors of the next tokens of all hypotheses."""
         return self.norm(self.blocks.step(self.embed, ids, state)).view(*ids.shape, -1)
 
 
@@ -274,18 +274,18 @@ class RecurrentCaptionDecoder(CaptionDecoder):
         memory: Float[Tensor, "b s w"],
         tape: AttentionTape | None = None,
     ) -> Float[Tensor, "n t w"]:
-        """Return the last vectors; the captions of an image follow each other."""
+        """Last vectors; the captions of an image follow each other."""
         state = self.inner.begin(memory)
         each = len(target) // max(1, len(memory))
         state.select(torch.zeros(len(memory), each, dtype=torch.long, device=target.device))
         return self.inner.read(target, state, tape)[0]
 
     def start(self, memory: Float[Tensor, "b s w"], *, capacity: int) -> RecurrentState:
-        """Return the first state, computed of the mean of the memory."""
+        """First state, computed of the mean of the memory."""
         return self.inner.begin(memory)
 
     def step(self, ids: Ids, state: RecurrentState) -> Vectors:
-        """Return the last vectors of the next tokens of all hypotheses."""
+        """Last vectors of the next tokens of all hypotheses."""
         return self.inner.read(ids, state)[0]
 
 
@@ -308,22 +308,22 @@ class Captioner(nn.Module):
 
     @property
     def head(self) -> VocabularyLinear:
-        """Return the vocabulary head of the decoder."""
+        """Vocabulary head of the decoder."""
         return self.decoder.head
 
     def encode(self, images: Images) -> Float[Tensor, "b s w"]:
-        """Return the memory of images: their projected features."""
+        """Memory of images: their projected features."""
         return self.decoder.remember(self.encoder.features(images))
 
     @staticmethod
     def attention_tape() -> AttentionTape:
-        """Return a tape that records the attention of a recurrent decoder, to train with it."""
+        """Tape that records the attention of a recurrent decoder, to train with it."""
         return AttentionTape()
 
     def hidden(
         self, images: Images, target: Int[Tensor, "n t"], tape: AttentionTape | None = None
     ) -> Float[Tensor, "n t w"]:
-        """Return the decoder's last vectors, before the head.
+        """Decoder's last vectors, before the head.
 
         There may be several captions of each image, which is encoded once: those of the first
         image come first.
@@ -335,7 +335,7 @@ class Captioner(nn.Module):
         return self.decoder.hidden(target, self.encode(images), tape)
 
     def forward(self, images: Images, target: Int[Tensor, "n t"]) -> Float[Tensor, "n t vocab"]:
-        """Return the logits of the token after each token of the captions."""
+        """Logits of the token after each token of the captions."""
         return self.head(self.hidden(images, target))
 
     def start(self, source: Images, lengths: Tensor | None = None, *, capacity: int = 256) -> Any:

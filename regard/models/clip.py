@@ -40,32 +40,32 @@ class ClipConfig:
 
     @property
     def image(self) -> int:
-        """Return the side of the images that it is made for."""
+        """Side of the images that it is made for."""
         return self.vision.image
 
     @property
     def channels(self) -> int:
-        """Return the number of channels of an image."""
+        """Number of channels of an image."""
         return self.vision.channels
 
     @property
     def patch(self) -> int:
-        """Return the side of the patches of its images."""
+        """Side of the patches of its images."""
         return self.vision.patch
 
     @property
     def vocab(self) -> int:
-        """Return the size of the vocabulary."""
+        """Size of the vocabulary."""
         return self.text.vocab
 
     @property
     def max_length(self) -> int:
-        """Return the maximum length of a text."""
+        """Maximum length of a text."""
         return self.text.max_length
 
     @property
     def block(self) -> BlockConfig:
-        """Return the config of the text encoder's blocks."""
+        """Config of the text encoder's blocks."""
         return self.text.block
 
 
@@ -112,19 +112,19 @@ class Clip(nn.Module):
         return self.vision.grid(size)
 
     def features(self, images: Images) -> Vectors:
-        """Return the last vectors of images: that of the token before the grid, then row by row."""
+        """Last vectors of images: that of the token before the grid, then row by row."""
         return self.vision.features(images)
 
     def pool(self, x: Vectors) -> Float[Tensor, "b v"]:
-        """Return one vector of each image in the joint space, of any norm."""
+        """One vector of each image in the joint space, of any norm."""
         return self.image_out(self.vision.pool(x))
 
     def hidden(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b l v"]:
-        """Return the vector of each token of texts in the joint space."""
+        """Vector of each token of texts in the joint space."""
         return self.text_out(self.text.hidden(ids, lengths))
 
     def text_vectors(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
-        """Return one vector of each text, of any norm."""
+        """One vector of each text, of any norm."""
         if lengths is not None:  # padding is no part of a text
             real = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
             ids = ids.masked_fill(~real, 0)
@@ -134,17 +134,17 @@ class Clip(nn.Module):
         return self.text_out(self.text.hidden(ids, lengths)[rows, last])
 
     def images(self, images: Images) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of images in the joint space."""
+        """Unit vectors of images in the joint space."""
         return F.normalize(self.pool(self.features(images)).float(), dim=-1)
 
     def texts(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of texts in the joint space."""
+        """Unit vectors of texts in the joint space."""
         return F.normalize(self.text_vectors(ids, lengths).float(), dim=-1)
 
     def compare(
         self, images: Float[Tensor, "m v"], texts: Float[Tensor, "n v"]
     ) -> Float[Tensor, "m n"]:
-        """Return the similarities of images and texts, as logits."""
+        """Similarities of images and texts, as logits."""
         return self.sharpness.exp() * images @ texts.mT
 
     def forward(
@@ -153,5 +153,5 @@ class Clip(nn.Module):
         ids: Int[Tensor, "n l"],
         lengths: Int[Tensor, " n"] | None = None,
     ) -> Float[Tensor, "m n"]:
-        """Return the similarities of images and texts, as logits."""
+        """Similarities of images and texts, as logits."""
         return self.compare(self.images(images), self.texts(ids, lengths))

@@ -96,7 +96,7 @@ SIZES = size_table(
 
 
 def resize(config: ConformerConfig, size: dict[str, Any]) -> ConformerConfig:
-    """Return a config in a size; a transformer has twice as many blocks, each half as large."""
+    """Config in a size; a transformer has twice as many blocks, each half as large."""
     deeper = 2 if config.encoder == "transformer" else 1
     return with_changes(config, {**size, "depth": deeper * size["depth"]})
 
@@ -134,11 +134,11 @@ class SpeechTextDecoder(TextDecoder):
         self.add_parts(config.vocab, config.block, config.decoder_depth, place, length)
 
     def forward(self, target: Tensor, memory: Tensor, mask: Padding | None) -> Tensor:
-        """Return the last vectors of whole targets."""
+        """Last vectors of whole targets."""
         return self.norm(self.blocks(self.embed, target, memory, mask))
 
     def step(self, ids: Tensor, state: State) -> Tensor:
-        """Return the last vectors of the next tokens of all hypotheses."""
+        """Last vectors of the next tokens of all hypotheses."""
         return self.norm(self.blocks.step(self.embed, ids, state))
 
 
@@ -215,7 +215,7 @@ class Conformer(nn.Module):
     def encode_at(
         self, sound: Sound, lengths: Lengths | None, depths: Sequence[int]
     ) -> tuple[list[Float[Tensor, "b s w"]], Lengths]:
-        """Return the memory as it is after each of these numbers of blocks, and its lengths.
+        """Memory as it is after each of these numbers of blocks, and its lengths.
 
         The depths ascend; CTC on one in the middle is intermediate CTC (Lee and Watanabe 2021).
         """
@@ -256,7 +256,7 @@ class Conformer(nn.Module):
         lengths: Lengths | None = None,
         target: Int[Tensor, "b l"] | None = None,
     ) -> Float[Tensor, "b *s n"]:
-        """Return the logits of labels (b, labels), or of CTC (b, s, vocab).
+        """Logits of labels (b, labels), or of CTC (b, s, vocab).
 
         Without either they are the vectors of the frames (b, s, w). Given a target they are the
         decoder's, of the token after each target token (b, l, vocab).
@@ -273,7 +273,7 @@ class Conformer(nn.Module):
     def ctc_logits(
         self, memory: Float[Tensor, "b s w"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b s vocab"]:
-        """Return the logits of every token, and of blank (0), in each frame of a memory.
+        """Logits of every token, and of blank (0), in each frame of a memory.
 
         With the lengths of the memory, those of a sound are the same to the last bit in any batch.
         """
@@ -283,7 +283,7 @@ class Conformer(nn.Module):
 
     @property
     def head(self) -> VocabularyLinear:
-        """Return the head of the decoder."""
+        """Head of the decoder."""
         return self._writer.head
 
     @property
@@ -295,7 +295,7 @@ class Conformer(nn.Module):
     def decode(
         self, memory: Float[Tensor, "b s w"], lengths: Lengths, target: Int[Tensor, "b l"]
     ) -> Vectors:
-        """Return the decoder's last vectors for whole targets over a memory, before the head."""
+        """Decoder's last vectors for whole targets over a memory, before the head."""
         return self._writer(target, memory, Padding.of(lengths, memory.shape[1]))
 
     def hidden(
@@ -305,7 +305,7 @@ class Conformer(nn.Module):
         lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
     ) -> Vectors:
-        """Return the decoder's last vectors of whole targets, before the head."""
+        """Decoder's last vectors of whole targets, before the head."""
         return self.decode(*self.encode(sound, lengths), target)
 
     def start(self, source: Sound, lengths: Lengths | None = None, *, capacity: int = 256) -> State:

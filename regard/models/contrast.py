@@ -20,7 +20,7 @@ from regard.settings import setting
 def info_nce(
     one: Float[Tensor, "b w"], other: Float[Tensor, "b w"], temperature: float
 ) -> Float[Tensor, ""]:
-    """Return the summed InfoNCE of pairs of views, all others of the batch being negatives.
+    """Summed InfoNCE of pairs of views, all others of the batch being negatives.
 
     -log exp(z_i z_j / t) / sum over k other than i of exp(z_i z_k / t), for unit vectors z of both
     views, and the mean of both ways (Chen et al. 2020).
@@ -61,15 +61,15 @@ class SimCLR(nn.Module):
         )
 
     def features(self, images: Images) -> Float[Tensor, "b w"]:
-        """Return one vector of each image."""
+        """One vector of each image."""
         return self.encoder(images)
 
     def forward(self, images: Images) -> Float[Tensor, "b w"]:
-        """Return the vectors that are compared."""
+        """Vectors that are compared."""
         return self.project(self.features(images))
 
     def loss(self, one: Images, other: Images) -> Float[Tensor, ""]:
-        """Return the summed InfoNCE of two views of the same images."""
+        """Summed InfoNCE of two views of the same images."""
         first, second = self(torch.cat([one, other])).float().chunk(2)
         return info_nce(first, second, self.config.temperature)
 
@@ -117,26 +117,26 @@ class ImageTextContrast(nn.Module):
             INITS["glorot"](part)
 
     def features(self, images: Images) -> Float[Tensor, "b w"]:
-        """Return one vector of each image."""
+        """One vector of each image."""
         return self.encoder(images)
 
     def images(self, images: Images) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of images in the joint space."""
+        """Unit vectors of images in the joint space."""
         return F.normalize(self.image_out(self.features(images)).float(), dim=-1)
 
     def texts(self, ids: Ids, lengths: Lengths | None = None) -> Float[Tensor, "b v"]:
-        """Return the unit vectors of texts in the joint space."""
+        """Unit vectors of texts in the joint space."""
         pooled = self.pool(self.text.hidden(ids, lengths), lengths)
         return F.normalize(self.text_out(pooled).float(), dim=-1)
 
     def compare(
         self, images: Float[Tensor, "m v"], texts: Float[Tensor, "n v"]
     ) -> Float[Tensor, "m n"]:
-        """Return the similarities of images and texts, as logits."""
+        """Similarities of images and texts, as logits."""
         return self.sharpness.clamp(max=self.SHARPEST).exp() * images @ texts.mT
 
     def loss(self, images: Images, ids: Ids, lengths: Lengths) -> Float[Tensor, ""]:
-        """Return the summed loss of finding the text of each image, and the image of each text."""
+        """Summed loss of finding the text of each image, and the image of each text."""
         near = self.compare(self.images(images), self.texts(ids, lengths))
         targets = torch.arange(len(near), device=near.device)
         texts = F.cross_entropy(near, targets, reduction="sum")

@@ -81,7 +81,7 @@ class Normed(nn.Module):
             self.length.copy_(self.direction.norm(dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return W x + b."""
+        """W x + b."""
         scale = self.length / self.direction.norm(dim=1)
         return F.linear(x, self.direction * scale.unsqueeze(1), self.bias)
 
@@ -96,7 +96,7 @@ class GatedConvolution(nn.Module):
         self.map = Normed(config.kernel * config.width, 2 * config.width, gain)
 
     def forward(self, x: Vectors) -> Float[Tensor, "b t w"]:
-        """Return one vector for each full window."""
+        """One vector for each full window."""
         x = dropout(x, self.drop, self.training)
         places = x.shape[1] - self.kernel + 1
         near = [x[:, i : i + places] for i in range(self.kernel)]
@@ -135,7 +135,7 @@ class Cross(nn.Module):
         values: Float[Tensor, "b s w"],
         mask: Mask | None,
     ) -> Float[Tensor, "b q w"]:
-        """Return the weighted mean of the values, scaled by the root of their number.
+        """Weighted mean of the values, scaled by the root of their number.
 
         Args:
             x: states of the decoder

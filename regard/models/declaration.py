@@ -9,7 +9,7 @@ from regard.layers.block import size_field
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a config with some fields replaced, those of nested configs by dotted names."""
+    """Config with some fields replaced, those of nested configs by dotted names."""
     own = {name: value for name, value in changes.items() if "." not in name}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
@@ -21,7 +21,7 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def size_table(fields: str, rows: Mapping[str, tuple], **fixed: Any) -> dict[str, dict[str, Any]]:
-    """Return the changes of each size: a row of values for the fields, and what all have."""
+    """Changes of each size: a row of values for the fields, and what all have."""
     names = fields.split()
     return {size: {**fixed, **dict(zip(names, row, strict=True))} for size, row in rows.items()}
 
@@ -58,7 +58,7 @@ class FamilyInfo:
     cost_length: int = 1024  # tokens or frames that `cost` reads, unless told or fewer are taken
 
     def preset(self, size: str, member: str | None = None) -> Any:
-        """Return the config of a member in a size; a member's name as the size is its own size."""
+        """Config of a member in a size; a member's name as the size is its own size."""
         if size in self.presets:
             return self.presets[size]
         config = lookup("preset", member or next(iter(self.presets)), self.presets)

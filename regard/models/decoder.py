@@ -41,7 +41,7 @@ class TransformerDecoder(nn.ModuleList):
         memory: Float[Tensor, "b s w"],
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "n t w"]:
-        """Return the last vectors of whole targets; those that share a memory follow each other."""
+        """Last vectors of whole targets; those that share a memory follow each other."""
         at = places(0, target.shape[1], target.device)
         # padding comes last, so that a causal mask already hides it from every real token
         causal = Causal()
@@ -68,7 +68,7 @@ class TransformerDecoder(nn.ModuleList):
         return State(caches, capacity, memories=memories, mask=mask)
 
     def step(self, embed: TokenEmbedding, ids: Ids, state: State) -> Vectors:
-        """Return the last vectors of the next tokens of all hypotheses."""
+        """Last vectors of the next tokens of all hypotheses."""
         at, everything, mask = state.take(ids.shape[1])
         x = embed(ids.reshape(state.sentences, -1), at)
         shared = embed.position.shared(at, everything, mask)

@@ -142,12 +142,12 @@ class Denoiser(nn.Module):
 
     @property
     def whole(self) -> int:
-        """Return the multiple of pixels to which the sides of an image are padded."""
+        """Multiple of pixels to which the sides of an image are padded."""
         return self.config.patch * self.config.window
 
     @property
     def reach(self) -> int:
-        """Return the radius of the receptive field in pixels."""
+        """Radius of the receptive field in pixels."""
         depth, looks = self.config.depth, self.config.depth // self.config.every
         return self.config.patch * (2 * depth + 2 + looks * (self.config.window - 1))
 
@@ -163,7 +163,7 @@ class Denoiser(nn.Module):
     def features(
         self, images: Float[Tensor, "b 1 y x"], sigma: Float[Tensor, " b"]
     ) -> Float[Tensor, "b h w e"]:
-        """Return the last vectors of images whose sides are whole, as a grid."""
+        """Last vectors of images whose sides are whole, as a grid."""
         levels = sigma[:, None, None, None].expand_as(images)
         x = self.stem(torch.cat([images - 0.5, levels], 1))
         for block in self.blocks:
@@ -183,7 +183,7 @@ class Denoiser(nn.Module):
     def forward(
         self, images: Float[Tensor, "b 1 y x"], sigma: Float[Tensor, " b"] | float | None = None
     ) -> Float[Tensor, "b 1 y x"]:
-        """Return the denoised images; sigma is the standard deviation of their noise, 0 to 1."""
+        """Denoised images; sigma is the standard deviation of their noise, 0 to 1."""
         check_images(images, 1)
         height, width = images.shape[2:]
         padded = mirrored(images, -height % self.whole, -width % self.whole)
@@ -197,7 +197,7 @@ class Denoiser(nn.Module):
 
 
 def image_of(x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b w y x"]:
-    """Return a grid as an image; what lies in memory stays where it is."""
+    """Grid as an image; what lies in memory stays where it is."""
     return x.permute(0, 3, 1, 2)
 
 

@@ -173,7 +173,7 @@ def build_on_meta(name: str, settings: Any, path: Path, weights: int) -> nn.Modu
 
 
 def _layers(settings: dict[str, Any]) -> int:
-    """Return the number of layers in a config and those nested in it."""
+    """Number of layers in a config and those nested in it."""
     count = 0
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -269,7 +269,7 @@ def _compare(path: Path, expected: dict[str, list[int]], file) -> None:
 
 
 def _as_float(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor in a floating-point type; whole numbers stay what they are."""
+    """Tensor in a floating-point type; whole numbers stay what they are."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 

@@ -170,7 +170,7 @@ _TRAINED_LENGTH = 1024  # tokens that a model of a named size is made for
 
 
 def resize(config: GPTConfig, size: dict[str, int]) -> GPTConfig:
-    """Return a config in its own proportions, but of this depth, width and number of heads."""
+    """Config in its own proportions, but of this depth, width and number of heads."""
     depth, width, heads, old = size["depth"], size["width"], size["heads"], config.block
     shared = max(1, heads * (old.kv_heads or old.heads) // old.heads)
     shared = next(n for n in range(shared, 0, -1) if heads % n == 0)
@@ -268,7 +268,7 @@ class GPT(nn.Module):
         documents: Ids | None = None,
         prefix: Lengths | None = None,
     ) -> Vectors:
-        """Return the last vectors, before the head.
+        """Last vectors, before the head.
 
         Padding comes last, so that no real token attends to it. Packed `documents`, numbered, do
         not attend to each other, and positions are counted from their own beginning. The first
@@ -305,7 +305,7 @@ class GPT(nn.Module):
     def _masks(
         self, length: int, documents: Tensor | None, prefix: Tensor | None
     ) -> list[Mask | None]:
-        """Return the mask of each layer for tokens that are read at once."""
+        """Mask of each layer for tokens that are read at once."""
         far = Causal() if prefix is None else Prefix(prefix)
         if documents is not None:
             if prefix is not None:
@@ -322,7 +322,7 @@ class GPT(nn.Module):
         return [near if i in self.near else far for i in range(len(self.blocks))]
 
     def forward(self, *texts: Any, **rest: Any) -> Float[Tensor, "b l vocab"]:
-        """Return the logits of the token after each token; takes what `hidden` takes."""
+        """Logits of the token after each token; takes what `hidden` takes."""
         return self.head(self.hidden(*texts, **rest))
 
     def start(

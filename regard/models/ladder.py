@@ -67,7 +67,7 @@ def gated_attention(
     mask: Mask | None = None,
     watch: object = None,
 ) -> Vectors:
-    """Return the states of a gated unit as attention over its candidates, with given weights.
+    """States of a gated unit as attention over its candidates, with given weights.
 
     Every gate is a head, and the candidates of its channels are the values.
     """
@@ -119,14 +119,14 @@ class LadderState(State):
 
 
 def seen_among(mask: Mask | None, length: int) -> Tensor | None:
-    """Return the mask of packed documents, (b, q, k); None if it is only causal."""
+    """Mask of packed documents, (b, q, k); None if it is only causal."""
     if mask is None or mask.aligned(length, length):
         return None
     return mask.tile(slice(0, length), slice(0, length))[:, 0]
 
 
 def carry(h: Tensor, seen: Tensor | None, t: int) -> Tensor:
-    """Return h where token t belongs to the same document as the one before, else zeros."""
+    """h where token t belongs to the same document as the one before, else zeros."""
     if seen is None or t == 0:
         return h
     return h.masked_fill(~seen[:, t, t - 1, None], 0.0)
@@ -148,7 +148,7 @@ class RecurrentAttention(nn.Module):
     def states(
         self, x: Tensor, at: Tensor, mask: Mask | None, cache: RecurrentCache | None
     ) -> Tensor:
-        """Return h of each token, whose keys and values are added to the cache."""
+        """h of each token, whose keys and values are added to the cache."""
         raise NotImplementedError
 
 
@@ -172,7 +172,7 @@ class Gated(RecurrentAttention):
         self.out = nn.Linear(width, width, bias=bias)
 
     def tick(self, read: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return h_t, c_t and the gates' logits, from the projected x_t and from h_{t-1}."""
+        """h_t, c_t and the gates' logits, from the projected x_t and from h_{t-1}."""
         candidate, gates = (read + self.again(before)).split([self.width, self.heads], -1)
         candidate, kept = candidate.tanh(), gates.sigmoid()
         if self.heads < self.width:
@@ -180,7 +180,7 @@ class Gated(RecurrentAttention):
         return torch.lerp(candidate, before, kept), candidate, gates
 
     def unroll(self, x: Tensor, mask: Mask | None) -> list[Tensor]:
-        """Return h, candidates and the gates' logits of all tokens, one after the other."""
+        """h, candidates and the gates' logits of all tokens, one after the other."""
         seen, h = seen_among(mask, x.shape[1]), torch.zeros_like(x[:, 0])
         made = []
         for t, read in enumerate(self.reads(x).unbind(1)):
@@ -213,7 +213,7 @@ class SequentialCandidates(nn.Module):
         self.again = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, q: Tensor, mask: Mask | None, past: Tensor | None) -> Tensor:
-        """Return the candidates of texts from their beginning, or after h."""
+        """Candidates of texts from their beginning, or after h."""
         read = self.reads(x)
         if past is not None:
             return (read + self.again(past)).tanh()
@@ -234,7 +234,7 @@ class ParallelCandidates(nn.Module):
         self.reads = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor, q: Tensor, mask: Mask | None, past: Tensor | None) -> Tensor:
-        """Return the candidates of all tokens."""
+        """Candidates of all tokens."""
         return self.reads(x).tanh()
 
 
@@ -309,7 +309,7 @@ PRESETS: dict[str, LadderConfig] = {name: LadderConfig(rung=name) for name in RU
 
 
 def resize(config: LadderConfig, like: GPTConfig) -> LadderConfig:
-    """Return the config of a rung with the depth and block of a decoder."""
+    """Config of a rung with the depth and block of a decoder."""
     return replace(config, depth=like.depth, block=like.block, max_length=like.max_length)
 
 

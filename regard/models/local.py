@@ -139,7 +139,7 @@ class LocalRelation(nn.Module):
         return Layout(queries, token_grid(grid, stride, size), *tokens, near)
 
     def bias(self) -> Float[Tensor, "g q k"]:
-        """Return the bias of the offsets in a tile, -inf outside of a query's window."""
+        """Bias of the offsets in a tile, -inf outside of a query's window."""
         weight = self.key.weight
         offsets = _offsets(self.window, weight.device, weight.dtype)
         known = F.pad(self.prior(offsets), (0, 1), value=-torch.inf)
@@ -209,7 +209,7 @@ def _queries(height: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _offsets(window: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the offset of each place of a window from its middle, from -1 to 1, (2, n)."""
+    """Offset of each place of a window from its middle, from -1 to 1, (2, n)."""
     with torch.inference_mode(False):
         line = torch.arange(window, device=device, dtype=dtype) - window // 2
         return torch.cartesian_prod(line, line).T / max(1, window // 2)
@@ -237,7 +237,7 @@ class RelationNorm(nn.Module):
         self.norm = nn.BatchNorm2d(relation.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, w, y / stride, x / stride) of (b, w, y, x)."""
+        """(b, w, y / stride, x / stride) of (b, w, y, x)."""
         return relu(self.norm(self.relation(x)))
 
 
@@ -269,7 +269,7 @@ class SmallLocalStem(nn.Module):
         self.relation = _relation(config, config.stem_width, 2, nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, w, y / 2, x / 2)."""
+        """(b, w, y / 2, x / 2)."""
         return self.relation(self.first(x))
 
 
@@ -279,7 +279,7 @@ class LargeLocalStem(SmallLocalStem):
     halves = 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, w, y / 4, x / 4)."""
+        """(b, w, y / 4, x / 4)."""
         return F.max_pool2d(super().forward(x), 3, 2, 1)
 
 
@@ -310,7 +310,7 @@ class RelationBlock(nn.Module):
         self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, width, y / stride, x / stride) of (b, channels, y, x)."""
+        """(b, width, y / stride, x / stride) of (b, channels, y, x)."""
         y = self.widen(self.look(self.narrow(x)))
         return relu(drop_path(y, self.path, self.training) + self.short(x))
 
@@ -347,7 +347,7 @@ class Local(ConvolutionModel):
         self.init_convolutions()
 
     def features(self, images: Images) -> Vectors:
-        """Return the vectors of the last grid, row by row."""
+        """Vectors of the last grid, row by row."""
         check_images(images, self.config.channels)
         # so that the channels of a place lie together
         x = self.stem(images.contiguous(memory_format=torch.channels_last))

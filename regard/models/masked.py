@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
 
 def _moments(units: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and standard deviation of each unit."""
+    """Mean and standard deviation of each unit."""
     return units.mean(-1, keepdim=True), (units.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
@@ -67,7 +67,7 @@ _MASKED_TARGETS: dict[str, Target] = {
 
 
 def ordered(noise: Float[Tensor, "b u"], mask_share: float) -> tuple[Int[Tensor, "b u"], int]:
-    """Return the units of each image in the order of their noise, and how many are visible."""
+    """Units of each image in the order of their noise, and how many are visible."""
     return noise.argsort(1), visible_count(noise.shape[1], mask_share)
 
 
@@ -114,14 +114,14 @@ class MaskedImageModel(nn.Module):
         return patchify(F.pad(images, (0, right, 0, down)), self.unit)
 
     def loss(self, images: Images, noise: Float[Tensor, "b u"]) -> Float[Tensor, ""]:
-        """Return the sum over images of the mean error on their masked units."""
+        """Sum over images of the mean error on their masked units."""
         predicted, masked = self(images, noise)
         target = self.target.make(self.units(images))
         error = (predicted.float() - target).abs().pow(self.power).mean(-1)
         return ((error * masked).sum(1) / masked.sum(1)).sum()
 
     def reconstruct(self, images: Images, noise: Float[Tensor, "b u"]) -> tuple[Tensor, Tensor]:
-        """Return images with masked units predicted, and the mask of their pixels, (b, 1, y, x)."""
+        """Images with masked units predicted, and the mask of their pixels, (b, 1, y, x)."""
         predicted, masked = self(images, noise)
         units, (_, columns) = self.units(images), self.size(images)
         predicted = self.target.undo(predicted, units)
@@ -180,7 +180,7 @@ class MAE(MaskedImageModel):
         return patchify(images[..., :height, :width], self.unit)
 
     def features(self, images: Images, order: Int[Tensor, "b k"]) -> Vectors:
-        """Return the vectors of the tokens before the grid and of some patches."""
+        """Vectors of the tokens before the grid and of some patches."""
         tokens, at = self.encoder.embed(images)
         some = order[..., None].expand(-1, -1, tokens.shape[-1])
         tokens = torch.cat([tokens[:, : self.before], tokens[:, self.before :].gather(1, some)], 1)
@@ -229,7 +229,7 @@ class SimMIM(MaskedImageModel):
             INITS["normal"](part)
 
     def features(self, images: Images, masked: Bool[Tensor, "b u"]) -> Float[Tensor, "b u w"]:
-        """Return the last vectors of images of which some units are masked."""
+        """Last vectors of images of which some units are masked."""
         x = self.encoder.patches(images)
         fine = self.unit // self.encoder.config.patch
         grid = masked.unflatten(1, self.size(images))

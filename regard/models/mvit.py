@@ -127,7 +127,7 @@ class PoolHeads(nn.Module):
         return height, width
 
     def forward(self, x: Float[Tensor, "b h l d"], grid: Size) -> Tensor:
-        """Return (b, h, l', d)."""
+        """(b, h, l', d)."""
         b, h, _, d = x.shape
         before, x = x[:, :, : self.tokens], x[:, :, self.tokens :]
         x = self.convolution(x.reshape(b * h, *grid, d).permute(0, 3, 1, 2))
@@ -141,11 +141,11 @@ class Unpooled(nn.Module):
     stride = 1
 
     def grid(self, grid: Size) -> Size:
-        """Return the grid."""
+        """Grid."""
         return grid
 
     def forward(self, x: Tensor, grid: Size) -> Tensor:
-        """Return x."""
+        """Unchanged x."""
         return x
 
 
@@ -157,7 +157,7 @@ class PoolLargest(nn.Module):
         self.stride, self.tokens = stride, tokens
 
     def forward(self, x: Vectors, grid: Size) -> Tensor:
-        """Return (b, l', w)."""
+        """(b, l', w)."""
         before, x = x[:, : self.tokens], x[:, self.tokens :]
         x = x.unflatten(1, grid).permute(0, 3, 1, 2)
         x = F.max_pool2d(x, self.stride + 1, self.stride, (self.stride + 1) // 2)
@@ -203,7 +203,7 @@ class Decomposed(nn.Module):
         return F.pad(both, (self.tokens, 0, self.tokens, 0)) if self.tokens else both
 
     def _between(self, table: Tensor, queries: int, keys: int) -> Tensor:
-        """Return the vectors of the distances from queries to keys, (q, k, d)."""
+        """Vectors of the distances from queries to keys, (q, k, d)."""
         length = 2 * max(queries, keys) - 1
         if length != len(table):
             table = F.interpolate(table.T.unsqueeze(0), length, mode="linear")[0].T
@@ -218,7 +218,7 @@ class LearnedPosition(nn.Module):
         self.places = GridPosition(width, grid, tokens)
 
     def forward(self, x: Tensor, grid: Size) -> Tensor:
-        """Return (b, l, w) plus the vectors."""
+        """(b, l, w) plus the vectors."""
         return x + self.places.over(grid)
 
 
@@ -296,7 +296,7 @@ class PooledAttention(nn.Module):
         self.residual = lookup("residual", config.residual, POOLED_RESIDUALS)
 
     def grids(self, grid: Size) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the grids of the queries and of the keys."""
+        """Grids of the queries and of the keys."""
         return self.pool_q.grid(grid), self.pool_k.grid(grid)
 
     def forward(self, x: Vectors, grid: Size) -> Float[Tensor, "b q w"]:
@@ -358,7 +358,7 @@ class PooledBlock(nn.Module):
         return add_dropped(x, drop_path(y, self.path, self.training), self.drop, self.training)
 
     def forward(self, x: Vectors, grid: Size) -> Tensor:
-        """Return the tokens of the grid that is left."""
+        """Tokens of the grid that is left."""
         normed = self.norm_attention(x)
         past = x if self.past_attention is None else self.past_attention(normed)
         past = self.shrink(past, grid)
@@ -437,7 +437,7 @@ class MViT(VisionModel):
         return grid
 
     def features(self, images: Images) -> Vectors:
-        """Return the last vectors: that of the token before the grid, then row by row."""
+        """Last vectors: that of the token before the grid, then row by row."""
         x = self.stem(images)
         grid = self.stem.grid((images.shape[2], images.shape[3]))
         if self.tokens is not None:

@@ -14,15 +14,15 @@ class Model(Protocol):
     config: Any
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Return the parameters."""
+        """Parameters."""
         ...
 
     def state_dict(self, *args: Any, **rest: Any) -> Any:
-        """Return parameters and buffers by name."""
+        """Parameters and buffers by name."""
         ...
 
     def __call__(self, *args: Any, **rest: Any) -> Any:
-        """Return the logits of a batch."""
+        """Logits of a batch."""
         ...
 
 
@@ -31,11 +31,11 @@ class TextModel(Model, Protocol):
 
     @property
     def head(self) -> Any:
-        """Return the module that makes logits of hidden vectors."""
+        """Module that makes logits of hidden vectors."""
         ...
 
     def hidden(self, *ids: Any, **rest: Any) -> Tensor:
-        """Return the last hidden vectors (b, l, w) of token ids (b, l) and their lengths (b)."""
+        """Last hidden vectors (b, l, w) of token ids (b, l) and their lengths (b)."""
         ...
 
 
@@ -55,7 +55,7 @@ class ImageEncoder(Model, LaidOut, Protocol):
 
     @property
     def pooled_width(self) -> int:
-        """Return the width of pooled features."""
+        """Width of pooled features."""
         ...
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -63,11 +63,11 @@ class ImageEncoder(Model, LaidOut, Protocol):
         ...
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the features (b, l, w) of images: of tokens before the grid, then row by row."""
+        """Features (b, l, w) of images: of tokens before the grid, then row by row."""
         ...
 
     def pool(self, features: Tensor) -> Tensor:
-        """Return one vector (b, w) of the features of each image."""
+        """One vector (b, w) of the features of each image."""
         ...
 
 
@@ -76,7 +76,7 @@ class ImageClassifier(ImageEncoder, Protocol):
 
     @property
     def head(self) -> Any:
-        """Return the module that makes logits of pooled features."""
+        """Module that makes logits of pooled features."""
         ...
 
 
@@ -84,7 +84,7 @@ class Pretrainer(Model, Protocol):
     """What an encoder is pretrained within, by a loss of its own."""
 
     def loss(self, *batch: Tensor) -> Tensor:
-        """Return the summed loss of a batch."""
+        """Summed loss of a batch."""
         ...
 
 
@@ -100,7 +100,7 @@ class MaskedPretrainer(Pretrainer, Protocol):
         ...
 
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images painted where they are masked, by noise (b, patches), and the masks."""
+        """Images painted where they are masked, by noise (b, patches), and the masks."""
         ...
 
 
@@ -108,9 +108,9 @@ class DualEncoder(Pretrainer, Protocol):
     """Encoders of images and of texts into one space."""
 
     def images(self, images: Tensor) -> Tensor:
-        """Return the vectors (b, w) of images."""
+        """Vectors (b, w) of images."""
         ...
 
     def texts(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the vectors (b, w) of texts."""
+        """Vectors (b, w) of texts."""
         ...

@@ -108,7 +108,7 @@ class RecurrentEncoder(nn.Module):
         self.out_width = ways * width
 
     def forward(self, x: Float[Tensor, "b s w"], mask: Mask | None) -> Float[Tensor, "b s m"]:
-        """Return the outputs for each word; backward cells begin at the last real one."""
+        """Outputs for each word; backward cells begin at the last real one."""
         order = self._backwards(x, mask)
         for layer in self.layers:
             said = []
@@ -120,7 +120,7 @@ class RecurrentEncoder(nn.Module):
         return x
 
     def gist(self, memory: Float[Tensor, "b s m"], mask: Mask | None) -> Float[Tensor, "b m"]:
-        """Return the last output of each direction."""
+        """Last output of each direction."""
         last = memory[:, -1]
         if isinstance(mask, Padding):
             ends = mask.keep.sum(1).sub(1).clamp(min=0)
@@ -136,7 +136,7 @@ class RecurrentEncoder(nn.Module):
 
     @staticmethod
     def _backwards(x: Tensor, mask: Mask | None) -> Tensor:
-        """Return the permutation of rows (b s, ...) that reverses the real words of each text."""
+        """Permutation of rows (b s, ...) that reverses the real words of each text."""
         b, s = x.shape[:2]
         place = torch.arange(s, device=x.device).expand(b, s)
         turned = s - 1 - place

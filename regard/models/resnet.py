@@ -65,7 +65,7 @@ SIZES: dict[str, tuple[tuple, tuple]] = {
 
 
 def resize(config: ResNetConfig, size: tuple[tuple, tuple]) -> ResNetConfig:
-    """Return a config in a size, for small images; attention takes the place of some blocks."""
+    """Config in a size, for small images; attention takes the place of some blocks."""
     widths, depths, *attention = size[1] if any(config.attention) else size[0]
     return replace(
         config,
@@ -98,7 +98,7 @@ class LargeStem(nn.Module):
         self.first = ConvNorm(channels, width, 7, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, width, h / 4, w / 4)."""
+        """(b, width, h / 4, w / 4)."""
         return F.max_pool2d(self.first(x), 3, 2, 1)
 
 
@@ -112,7 +112,7 @@ class SmallStem(nn.Module):
         self.first = ConvNorm(channels, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, width, h, w)."""
+        """(b, width, h, w)."""
         return self.first(x)
 
 
@@ -164,7 +164,7 @@ class ResidualBlock(nn.Module):
         self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, width, h / stride, w / stride) of (b, channels, h, w)."""
+        """(b, width, h / stride, w / stride) of (b, channels, h, w)."""
         y = drop_path(self.layers(x), self.path, self.training)
         return relu(y + self.short(x))
 
@@ -188,7 +188,7 @@ class GridAttention(nn.Module):
         self.block = EncoderBlock(block, position, path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, c, h, w) of the same."""
+        """(b, c, h, w) of the same."""
         height, width = x.shape[2:]
         at = grid_at(height, width, 0, x.device)
         tokens = self.position.embed(x.permute(0, 2, 3, 1).flatten(1, 2), at)
@@ -197,7 +197,7 @@ class GridAttention(nn.Module):
 
 
 def _spread(depth: int, attention: int) -> list[bool]:
-    """Return the order of a stage's blocks, True for attention: evenly, and last."""
+    """Order of a stage's blocks, True for attention: evenly, and last."""
     after = [-(-(n + 1) * depth // attention) for n in range(attention)]
     order: list[bool] = []
     for n in range(depth):
@@ -243,7 +243,7 @@ class ResNet(ConvolutionModel):
         self.init_convolutions()
 
     def features(self, images: Images) -> Vectors:
-        """Return the vectors of the last grid, row by row."""
+        """Vectors of the last grid, row by row."""
         check_images(images, self.config.channels)
         # so that the channels of a place lie together: faster, and tokens for free
         x = self.stem(images.contiguous(memory_format=torch.channels_last))

@@ -106,7 +106,7 @@ class SeriesEncoder(nn.Module):
     def hidden(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> tuple[Vectors, Lengths | None]:
-        """Return the last vectors of the chunks of arrays, and how many chunks are real."""
+        """Last vectors of the chunks of arrays, and how many chunks are real."""
         shape = x.shape[1:-1]
         tokens = self.chunks(x.movedim(-1, 1), lengths)
         counts = None if lengths is None else self.chunks.token_lengths(lengths, shape)
@@ -120,11 +120,11 @@ class SeriesEncoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels of arrays (b, n1, ..., nr, c) of these lengths."""
+        """Logits of the labels of arrays (b, n1, ..., nr, c) of these lengths."""
         return mean_of_members(self, lambda member: member.own_output(x, lengths))
 
     def own_output(
         self, x: Float[Tensor, "b n *rest c"], lengths: Lengths | None = None
     ) -> Float[Tensor, "b labels"]:
-        """Return the logits by this member of an ensemble alone."""
+        """Logits by this member of an ensemble alone."""
         return self.head(*self.hidden(x, lengths))

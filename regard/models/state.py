@@ -39,7 +39,7 @@ class BeamAncestryMask(Mask):
         self.seen = seen
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
-        """Return the same answer for every head."""
+        """Same answer for every head."""
         return self.seen[:, None, rows, columns]
 
 

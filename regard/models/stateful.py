@@ -35,7 +35,7 @@ class StatefulDecoder(nn.Module):
         *,
         draws: ReinforceTape | None = None,
     ) -> Float[Tensor, "b t w"]:
-        """Return the decoder's last vectors, before the head; `draws` records hard attention.
+        """Decoder's last vectors, before the head; `draws` records hard attention.
 
         Args:
             source: source ids
@@ -47,7 +47,7 @@ class StatefulDecoder(nn.Module):
         return self._read(target, self._begin(source, source_lengths), draws)
 
     def forward(self, *texts: Any) -> Float[Tensor, "b t vocab"]:
-        """Return the logits of the token after each target token; takes what `hidden` takes."""
+        """Logits of the token after each target token; takes what `hidden` takes."""
         return self.head(self.hidden(*texts))
 
     def start(

@@ -109,7 +109,7 @@ INFO = FamilyInfo("image", VISION_TASKS, PRESETS, SIZES, pretrainers={"masked": 
 
 
 def side(config: SwinConfig) -> int:
-    """Return the side of the windows: if it is left open, that of 4 to 8 with least padding."""
+    """Side of the windows: if it is left open, that of 4 to 8 with least padding."""
     if config.window:
         return config.window
     grid = -(-config.image // config.patch)
@@ -124,7 +124,7 @@ class NoKeyBias(nn.Linear):
         self.bias = nn.Parameter(torch.zeros(2 * each))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return all three side by side."""
+        """All three side by side."""
         query, value = self.bias.chunk(2)
         return F.linear(input, self.weight, torch.cat([query, torch.zeros_like(query), value]))
 
@@ -138,7 +138,7 @@ class Merge(nn.Module):
         self.reduce = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
-        """Return a grid half as high and half as wide."""
+        """Grid half as high and half as wide."""
         return self.reduce(self.norm(squares(x)))
 
 
@@ -150,7 +150,7 @@ class NormedMerge(Merge):
         self.norm = LayerNorm(2 * width)
 
     def forward(self, x: Float[Tensor, "b y x w"]) -> Float[Tensor, "b y2 x2 w2"]:
-        """Return a grid half as high and half as wide."""
+        """Grid half as high and half as wide."""
         return self.norm(self.reduce(squares(x)))
 
 
@@ -272,7 +272,7 @@ class Swin(VisionModel):
         return height, width
 
     def patches(self, images: Images) -> Float[Tensor, "b h w e"]:
-        """Return the vectors of the patches as a grid."""
+        """Vectors of the patches as a grid."""
         check_images(images, self.config.channels)
         down, right = (-n % self.config.patch for n in images.shape[2:])
         if down or right:
@@ -287,7 +287,7 @@ class Swin(VisionModel):
         return self.norm(x.flatten(1, 2))
 
     def features(self, images: Images) -> Float[Tensor, "b l o"]:
-        """Return the last vectors of images, row by row."""
+        """Last vectors of images, row by row."""
         return self.encode(self.patches(images))
 
     def layout(self, size: Size) -> dict[str, Layout]:

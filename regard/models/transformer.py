@@ -163,13 +163,13 @@ class Transformer(nn.Module):
         source_lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
     ) -> Float[Tensor, "b t w"]:
-        """Return the decoder's last vectors, before the head."""
+        """Decoder's last vectors, before the head."""
         mask = Padding.of(source_lengths, source.shape[1])
         x = self.decoder(self.target, target, self.encode(source, mask), mask)
         return self.before_head(self.decoder_norm(x))
 
     def forward(self, *texts: Any) -> Float[Tensor, "b t vocab"]:
-        """Return the logits of the token after each target token; takes what `hidden` takes."""
+        """Logits of the token after each target token; takes what `hidden` takes."""
         return self.head(self.hidden(*texts))
 
     def start(

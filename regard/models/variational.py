@@ -69,7 +69,7 @@ class VAE(nn.Module):
         self.log_deviation = nn.Parameter(torch.zeros(()))
 
     def encode(self, images: Images) -> tuple[Float[Tensor, "b latent"], Float[Tensor, "b latent"]]:
-        """Return the mean and the log-variance of the vector of each image."""
+        """Mean and the log-variance of the vector of each image."""
         if images.shape[-2:] != (self.image, self.image):
             high, wide = images.shape[-2:]
             raise UsageError(
@@ -92,7 +92,7 @@ class VAE(nn.Module):
         return Rebuilt(self.decode(mean + (log_variance / 2).exp() * noise), mean, log_variance)
 
     def loss(self, images: Images, noise: Float[Tensor, "b latent"]) -> Float[Tensor, ""]:
-        """Return the sum over images of minus the evidence lower bound, a pixel's share of it."""
+        """Sum over images of minus the evidence lower bound, a pixel's share of it."""
         rebuilt, mean, log_variance = self(images, noise)
         error = (rebuilt.float() - images).square().flatten(1).sum(1)
         pixels = images[0].numel()

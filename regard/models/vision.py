@@ -47,7 +47,7 @@ class VisionModel(nn.Module):
 
     @property
     def pooled_width(self) -> int:
-        """Return the width of pooled features."""
+        """Width of pooled features."""
         return self.out_width
 
     def grid(self, size: Size) -> Size:
@@ -55,11 +55,11 @@ class VisionModel(nn.Module):
         raise NotImplementedError
 
     def features(self, images: Images) -> Vectors:
-        """Return the last vectors: those of tokens before the grid, then row by row."""
+        """Last vectors: those of tokens before the grid, then row by row."""
         raise NotImplementedError
 
     def forward(self, images: Images) -> Float[Tensor, "b labels"]:
-        """Return the logits of the labels, or without labels the pooled features."""
+        """Logits of the labels, or without labels the pooled features."""
         return self.head(self.pool(self.features(images)))
 
     def layout(self, size: Size) -> dict[str, Layout]:

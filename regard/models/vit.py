@@ -100,7 +100,7 @@ SIZES = size_table(
 
 
 def resize(config: ViTConfig, size: dict[str, Any]) -> ViTConfig:
-    """Return a config in a size, with patches of at most 4 pixels."""
+    """Config in a size, with patches of at most 4 pixels."""
     return with_changes(config, {**size, "patch": min(4, config.patch)})
 
 
@@ -139,7 +139,7 @@ class FirstAndMean(nn.Module):
         self.mean = GridMean(before)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (b, 2 * w) of (b, l, w)."""
+        """(b, 2 * w) of (b, l, w)."""
         return torch.cat([x[:, 0], self.mean(x)], -1)
 
 
@@ -158,7 +158,7 @@ class DistilledHeads(nn.Module):
         self.label, self.teacher = nn.Linear(width, labels), nn.Linear(width, labels)
 
     def each(self, x: Float[Tensor, "b ww"]) -> tuple[Tensor, Tensor]:
-        """Return the logits of the head trained on labels, and of the one trained on a teacher.
+        """Logits of the head trained on labels, and of the one trained on a teacher.
 
         x are the vectors of both tokens side by side.
         """
@@ -166,7 +166,7 @@ class DistilledHeads(nn.Module):
         return self.label(one), self.teacher(other)
 
     def forward(self, x: Float[Tensor, "b ww"]) -> Float[Tensor, "b labels"]:
-        """Return the mean of both logits."""
+        """Mean of both logits."""
         one, other = self.each(x)
         return (one + other) / 2
 
@@ -221,7 +221,7 @@ class ViT(VisionModel):
 
     @property
     def pooled_width(self) -> int:
-        """Return the width of pooled features: two vectors side by side, or one."""
+        """Width of pooled features: two vectors side by side, or one."""
         return self.out_width * (2 if self.config.pool in ("both", "first_mean") else 1)
 
     def grid(self, size: Size) -> Size:
@@ -229,7 +229,7 @@ class ViT(VisionModel):
         return self.stem.grid(size)
 
     def embed(self, images: Images) -> tuple[Vectors, Int[Tensor, "l 2"]]:
-        """Return the embedded tokens of images and their coordinates."""
+        """Embedded tokens of images and their coordinates."""
         x = self.stem(images)
         if self.tokens is not None:
             x = torch.cat([self.tokens.weight.to(x.dtype).expand(x.shape[0], -1, -1), x], 1)
@@ -243,7 +243,7 @@ class ViT(VisionModel):
         return run_blocks(self.blocks, tokens, norm=self.norm, at=at)
 
     def features(self, images: Images) -> Vectors:
-        """Return the last vectors: those of the tokens before the grid, then row by row."""
+        """Last vectors: those of the tokens before the grid, then row by row."""
         return self.encode(*self.embed(images))
 
     def layout(self, size: Size) -> dict[str, Layout]:

@@ -68,7 +68,7 @@ INFO = FamilyInfo("sound", {"transcribe": {}}, PRESETS, SIZES)
 
 
 def sinusoid_table(length: int, width: int) -> Float[Tensor, "l w"]:
-    """Return Whisper's sinusoids: sines, then cosines, whose slowest period is 10,000 * 2 pi."""
+    """Whisper's sinusoids: sines, then cosines, whose slowest period is 10,000 * 2 pi."""
     rates = 10_000.0 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates
     return torch.cat([angles.sin(), angles.cos()], 1).float()
@@ -90,7 +90,7 @@ class Stem(nn.Module):
     def forward(
         self, sound: Float[Tensor, "b t mels"], mask: Padding | None = None
     ) -> Float[Tensor, "b s w"]:
-        """Return one vector for every two frames; those of padding count as zeros."""
+        """One vector for every two frames; those of padding count as zeros."""
         x = F.gelu(self.first(zero_padding(sound, mask).mT))
         x = F.gelu(self.second(zero_padding(x.mT, mask).mT)).mT
         return dropout(x + self.positions[: x.shape[1]], self.drop, self.training)
@@ -125,7 +125,7 @@ class Whisper(nn.Module):
     def encode(
         self, sound: Float[Tensor, "b t mels"], lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "b s w"], Lengths]:
-        """Return the memory of spectrograms, zero at padding, and its lengths too.
+        """Memory of spectrograms, zero at padding, and its lengths too.
 
         Those of a full window hold for the zeros after a sound as well.
         """
@@ -154,7 +154,7 @@ class Whisper(nn.Module):
     def decode(
         self, memory: Float[Tensor, "b s w"], lengths: Lengths, target: Int[Tensor, "b l"]
     ) -> Float[Tensor, "b l w"]:
-        """Return the decoder's last vectors for whole targets over a memory, before the head."""
+        """Decoder's last vectors for whole targets over a memory, before the head."""
         mask = Padding.of(lengths, memory.shape[1])
         return self.decoder_norm(self.decoder(self.target, target, memory, mask))
 
@@ -165,7 +165,7 @@ class Whisper(nn.Module):
         lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
     ) -> Float[Tensor, "b l w"]:
-        """Return the decoder's last vectors of whole targets, before the head."""
+        """Decoder's last vectors of whole targets, before the head."""
         return self.decode(*self.encode(sound, lengths), target)
 
     def forward(
@@ -174,7 +174,7 @@ class Whisper(nn.Module):
         lengths: Lengths | None,
         target: Int[Tensor, "b l"],
     ) -> Float[Tensor, "b l vocab"]:
-        """Return the logits of the token after each target token."""
+        """Logits of the token after each target token."""
         return self.head(self.hidden(sound, target, lengths))
 
     def start(

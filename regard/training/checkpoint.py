@@ -63,13 +63,13 @@ def is_complete(path: Path) -> bool:
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a run with their steps, newest first."""
+    """Checkpoints of a run with their steps, newest first."""
     steps = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdigit()]
     return sorted(steps, reverse=True)
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[Path]]:
-    """Return the newest complete checkpoint, and the damaged ones that are newer."""
+    """Newest complete checkpoint, and the damaged ones that are newer."""
     damaged = []
     for _, path in checkpoints(folder):
         if is_complete(path):
@@ -92,7 +92,7 @@ def prune(folder: Path, keep: set[str]) -> None:
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """Return the state of an optimiser as named tensors."""
+    """State of an optimiser as named tensors."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     return {
         f"{name}:{key}": value
@@ -117,6 +117,6 @@ def restore_optimiser(
 
 
 def optimiser_names(optimiser: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the optimiser's parameters, in its order."""
+    """Names of the optimiser's parameters, in its order."""
     by_id = {id(parameter): name for name, parameter in named.items()}
     return [by_id[id(p)] for group in optimiser.param_groups for p in group["params"]]

@@ -34,12 +34,12 @@ _STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 if it is the only one."""
+    """Rank of this process, 0 if it is the only one."""
     return int(os.environ.get("RANK", 0))
 
 
 def world_size() -> int:
-    """Return the number of processes."""
+    """Number of processes."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -166,7 +166,7 @@ class SharedSum:
 
     @staticmethod
     def bytes_needed(count: int, dtype: torch.dtype) -> int:
-        """Return the size of the shared memory for sums of so many numbers."""
+        """Size of the shared memory for sums of so many numbers."""
         return _CACHE_LINE * world_size() + (world_size() + 1) * count * dtype.itemsize
 
     def barrier(self) -> None:
@@ -182,7 +182,7 @@ class SharedSum:
                     raise RuntimeError("another process of this training does not answer")
 
     def reduce(self, max_norm: float = math.inf) -> tuple[Tensor, float]:
-        """Return the sum of all rows, clipped to a norm, and its norm before.
+        """Sum of all rows, clipped to a norm, and its norm before.
 
         Each process sums its part, always in one order; the result must not be changed.
         """
@@ -199,7 +199,7 @@ class SharedSum:
 
 
 def shared_memory(length: int) -> mmap.mmap | None:
-    """Return memory that all processes share, or None if one of them cannot map it.
+    """Memory that all processes share, or None if one of them cannot map it.
 
     It is a memfd, so no limit of /dev/shm holds for it. It is allocated at once: where there is
     no room, a process that writes there later would be ended by SIGBUS.
@@ -230,7 +230,7 @@ _SHARED: dict[tuple[int, torch.dtype], SharedSum | None] = {}
 
 
 def _shared_sum(count: int, dtype: torch.dtype) -> SharedSum | None:
-    """Return the shared sum for so many numbers, if all processes are on one machine."""
+    """Shared sum for so many numbers, if all processes are on one machine."""
     local = "REGARD_PARENT" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
     # x86-64 keeps the order of reads and writes of different processes
     if not local or platform.machine() != "x86_64" or not hasattr(os, "memfd_create"):
@@ -244,7 +244,7 @@ def _shared_sum(count: int, dtype: torch.dtype) -> SharedSum | None:
 def all_reduce_grads(
     tensors: list[Tensor], max_norm: float = math.inf
 ) -> tuple[list[Tensor], float | Tensor]:
-    """Return the sums of tensors over all processes, clipped to a total norm, and that norm before.
+    """Sums of tensors over all processes, clipped to a total norm, and that norm before.
 
     The sums are valid until the next call and must not be changed, since processes share them. On
     an accelerator the norm stays there, so that the host does not wait for it.
@@ -277,7 +277,7 @@ def all_reduce_grads(
 
 
 def all_reduce(*numbers: float) -> list[float]:
-    """Return the sums of numbers over all processes."""
+    """Sums of numbers over all processes."""
     if world_size() == 1:
         return list(numbers)
     sums = torch.tensor(numbers, dtype=torch.float64)
@@ -289,11 +289,11 @@ def all_reduce(*numbers: float) -> list[float]:
 
 
 def all_max(number: float) -> float:
-    """Return the largest of the numbers of all processes."""
+    """Largest of the numbers of all processes."""
     size, own = world_size(), rank()
     return max(all_reduce(*(number if n == own else 0.0 for n in range(size))))
 
 
 def broadcast(number: float) -> float:
-    """Return the number that rank 0 has."""
+    """Number that rank 0 has."""
     return all_reduce(number if is_main() else 0.0)[0]

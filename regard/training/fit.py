@@ -189,7 +189,7 @@ class Fit:
 
     @property
     def checkpoints(self) -> Path:
-        """Return the folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def save(self) -> None:
@@ -218,7 +218,7 @@ class Fit:
             self.publish(self.averaged or dict(self.state), {})
 
     def _to_average(self) -> list[int]:
-        """Return the steps of the last validations, whose weights may be averaged at the end."""
+        """Steps of the last validations, whose weights may be averaged at the end."""
         steps, most = range(self.counters["step"], 0, -1), self.settings.average
         return sorted(islice((step for step in steps if self._validates(step)), most))
 
@@ -447,7 +447,7 @@ class Fit:
         self.save()
 
     def _mean(self, steps: list[int]) -> dict[str, Tensor]:
-        """Return the mean of the weights (or their EMA) of some checkpoints."""
+        """Mean of the weights (or their EMA) of some checkpoints."""
         group = "ema" if self.averaged is not None else "raw"
         sums: dict[str, Tensor] = {}
         for step in steps:

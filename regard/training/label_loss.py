@@ -27,7 +27,7 @@ CLASS_WEIGHTS: dict[str, Callable[[np.ndarray, int], np.ndarray] | None] = {
 def class_weights(
     name: str, counts: np.ndarray, rows: int, multilabel: bool = False
 ) -> Tensor | None:
-    """Return the weight of each label in the loss; of several a row, that of its presence."""
+    """Weight of each label in the loss; of several a row, that of its presence."""
     weigh = CLASS_WEIGHTS[name]
     if weigh is None:
         return None
@@ -36,7 +36,7 @@ def class_weights(
 
 
 def imbalance_notes(counts: np.ndarray, labels: Sequence[str], name: str) -> list[str]:
-    """Say that some labels are much rarer than others, if no class weights make up for it."""
+    """Warn that some labels are much rarer than others, unless class weights make up for it."""
     low, high = int(counts.argmin()), int(counts.argmax())
     if CLASS_WEIGHTS[name] is not None or counts[high] < _IMBALANCED * max(1, counts[low]):
         return []
@@ -48,7 +48,7 @@ def imbalance_notes(counts: np.ndarray, labels: Sequence[str], name: str) -> lis
 
 
 def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
+    """Summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
     targets = targets if weights is None else targets * weights
     return -(targets * logits.float().log_softmax(-1)).sum()
 
@@ -100,7 +100,7 @@ LABEL_LOSSES: dict[str, LabelLoss] = {
 
 
 def clustered(labels: int, clusters: int, beam: int) -> LabelLoss:
-    """Return the loss of labels that stand cluster by cluster, of logits (b, clusters + labels).
+    """Loss of labels that stand cluster by cluster, of logits (b, clusters + labels).
 
     It is the loss of the text's clusters, and that of labels inside the clusters that a text has or
     is taken for: its own, and the `beam` likeliest, as they will be ranked later.
@@ -127,7 +127,7 @@ def label_loss(
     r_drop: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the summed loss; with R-Drop (Wu et al. 2021), of two passes that should agree."""
+    """Summed loss; with R-Drop (Wu et al. 2021), of two passes that should agree."""
     one = logits().float()
     if not r_drop:
         return kind.loss(one, targets, smoothing, weights)

@@ -84,7 +84,7 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     ignore: int = -1,
 ) -> Tensor:
-    """Return the summed cross-entropy of targets (n,) under hidden (n, w) times weight (v, w).
+    """Summed cross-entropy of targets (n,) under hidden (n, w) times weight (v, w).
 
     Equal to torch's cross_entropy of the logits with label smoothing, reduction sum, without ever
     holding all logits.
@@ -106,7 +106,7 @@ def reference_cross_entropy(
     smoothing: float = 0.0,
     ignore: int = -1,
 ) -> Tensor:
-    """Return the same by torch's own functions, all logits at once: faster for few classes."""
+    """Same by torch's own functions, all logits at once: faster for few classes."""
     logits = F.linear(hidden, weight, bias)
     return F.cross_entropy(
         logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=ignore
@@ -173,7 +173,7 @@ def r_drop_loss(
     bias: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the summed R-Drop loss of two passes (n, w) over the same targets (n,)."""
+    """Summed R-Drop loss of two passes (n, w) over the same targets (n,)."""
     with torch.autocast(weight.device.type, enabled=False):
         one, two = one.to(weight.dtype), two.to(weight.dtype)
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
@@ -182,7 +182,7 @@ def r_drop_loss(
 def ctc_loss(
     logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor, blank: int = 0
 ) -> Tensor:
-    """Return the sum of -log p(target) of logits (b, t, vocab), in float32 at least.
+    """Sum of -log p(target) of logits (b, t, vocab), in float32 at least.
 
     Only the first `lengths` frames and `target_lengths` tokens of each are read. It is infinite for
     a pair that cannot be aligned: `decode.speech.ctc_align.not_alignable` finds these beforehand.
@@ -198,7 +198,7 @@ def ctc_losses(
     blank: int = 0,
     reduction: str = "none",
 ) -> Tensor:
-    """Return -log p(target) of each of the logits (b, t, vocab), or its sum."""
+    """-log p(target) of each of the logits (b, t, vocab), or its sum."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probs = logits.log_softmax(-1, dtype=dtype).transpose(0, 1)
     return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction=reduction)
@@ -226,7 +226,7 @@ def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
 def head_loss(
     model: "EncoderDecoder", hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
 ) -> Tensor:
-    """Return the summed loss of the vectors before the head; padding never reaches the logits."""
+    """Summed loss of the vectors before the head; padding never reaches the logits."""
     real = true_places(batch.writes >= 0, batch.tokens)
     writes = batch.writes.flatten()[real]
     weight, bias = model.head.weight, model.head.bias
@@ -240,5 +240,5 @@ def head_loss(
 def sequence_loss(
     model: "EncoderDecoder", batch: "PairBatch", smoothing: float, r_drop: float
 ) -> Tensor:
-    """Return the summed cross-entropy of targets, with label smoothing and R-Drop."""
+    """Summed cross-entropy of targets, with label smoothing and R-Drop."""
     return head_loss(model, model.hidden(*twice(batch, r_drop)), batch, smoothing, r_drop)

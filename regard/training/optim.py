@@ -123,7 +123,7 @@ def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
-    """Return the depth of every parameter: the number of layers below it.
+    """Depth of every parameter: the number of layers below it.
 
     A layer is an entry of an nn.ModuleList, the innermost where lists are nested; embeddings come
     before the first, heads after the last.

@@ -111,7 +111,7 @@ class Plan:
 
 
 def default_warmup(steps: int) -> int:
-    """Return the warm-up steps of a run for which none are given."""
+    """Warm-up steps of a run for which none are given."""
     return min(_MAX_WARMUP, int(_WARMUP_SHARE * steps))
 
 

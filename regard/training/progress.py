@@ -44,7 +44,7 @@ class Progress:
         bar.update(self.task, completed=self.done, total=self.total, speed=speed, loss=shown)
 
     def left(self) -> str:
-        """Return the estimated time left, at the speed so far."""
+        """Estimated time left, at the speed so far."""
         steps, todo = self.done - self.begun, self.total - self.done
         if steps <= 0 or todo <= 0:
             return ""

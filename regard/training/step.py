@@ -96,22 +96,22 @@ class Trainable(ABC):
 
     @abstractmethod
     def batch(self, n: int) -> Any:
-        """Return batch n, always the same for the same n."""
+        """Batch n, always the same for the same n."""
 
     @abstractmethod
     def count(self, batch: Any) -> tuple[int, int]:
-        """Return by how many tokens the loss is divided, and how many were read in all."""
+        """Number of tokens by which the loss is divided, and number read in all."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the summed loss of a batch."""
+        """Summed loss of a batch."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the scores on the validation part; `better` is the one to raise."""
+        """Scores on the validation part; `better` is the one to raise."""
 
     def epoch(self) -> float:
-        """Return the number of batches in an epoch."""
+        """Number of batches in an epoch."""
         raise UsageError("epochs= has no meaning for this task; give steps= or minutes=")
 
 
@@ -235,7 +235,7 @@ def measure(
 
 
 def _time_validation(model: nn.Module, task: Trainable) -> float:
-    """Return the seconds of a validation on the whole part."""
+    """Seconds of a validation on the whole part."""
     begun, share = time.perf_counter(), 1.0
     if task.decoded > MIN_DECODED:
         task.valid_share = share = MIN_DECODED / task.decoded

@@ -15,7 +15,7 @@ _ACCENT = "#2f5bd8"  # as on the page
 
 
 def place_nodes(tree: Tree) -> list[tuple[int, int]]:
-    """Return step and line of each node; the best continuation stays on the line of its parent."""
+    """Step and line of each node; the best continuation stays on the line of its parent."""
     if len(tree.nodes) > _MAX_NODES:
         raise UsageError(
             f"{len(tree.nodes):,} hypotheses are too many to show, which is {_MAX_NODES:,}; choose "
@@ -83,7 +83,7 @@ def draw_tree(picture: Picture) -> Sheet:
 
 
 def tree_data(tree: Tree, tokens: Sequence[str]) -> dict:
-    """Return a tree as the plain values that the page's script reads, its tokens as shown."""
+    """Tree as the plain values that the page's script reads, its tokens as shown."""
     return {
         "nodes": [
             [node.parent, token, node.logprob, node.score, node.fate, node.best, *place, node.when]

@@ -132,7 +132,7 @@ class Drawing(Named):
         return path
 
     def html(self) -> str:
-        """Return it as one page that loads nothing and runs nothing."""
+        """Page of its own, which loads nothing and runs nothing."""
         style = files("regard.viewer").joinpath("page.css").read_text("utf-8")
         image = base64.b64encode(self.sheet.png()).decode()
         # the picture says these to all who see it
@@ -150,7 +150,7 @@ class Drawing(Named):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Plain values for JSON."""
         told = {"title": self.title, "notes": list(self.notes), "numbers": self.numbers}
         return told if self.path is None else {**told, "path": self.path}
 
@@ -166,7 +166,7 @@ class Drawing(Named):
 
 
 def table_of(numbers: Numbers) -> list[list[str]]:
-    """Return numbers as rows of cells, the head first."""
+    """Numbers as rows of cells, the head first."""
     columns = list(dict.fromkeys(name for row in numbers.values() for name in row))
     head = ["", *columns]
     return [

@@ -41,7 +41,7 @@ def draw_effects(picture: Picture) -> Sheet:
 
 
 def head_table(effects: Effects) -> list[ValueTable]:
-    """Return the effects of heads as a table: a row for each layer."""
+    """Effects of heads as a table: a row for each layer."""
     if not effects.heads:
         return []
     most = max(map(len, effects.heads.values()))
@@ -54,7 +54,7 @@ def head_table(effects: Effects) -> list[ValueTable]:
 
 
 def edge_tables(effects: Effects, picture: Picture) -> list[ValueTable]:
-    """Return the effects of edges as tables of queries and keys."""
+    """Effects of edges as tables of queries and keys."""
     named = {view.name: view for view in picture.views}
     return [
         ValueTable(
@@ -77,7 +77,7 @@ def _names(views: dict, name: str, side: int, count: int) -> list[str]:
 
 
 def table_size(table: ValueTable) -> tuple[float, float, float, float]:
-    """Return inches of a table's cells across and down, and of the labels left of and above it."""
+    """Inches of a table's cells across and down, and of the labels left of and above it."""
     rows, columns = table.values.shape
     if rows * columns > _MAX_CELLS:
         raise UsageError(
@@ -178,7 +178,7 @@ def _bars(axes: Axes, values: np.ndarray, *, upright: bool = False) -> None:
 
 
 def _captions(effects: Effects) -> dict[str, np.ndarray]:
-    """Return the effect and the maps beside it by what is written above them."""
+    """Effect and the maps beside it by what is written above them."""
     maps = {
         f"{name}, ρ = {effects.correlations[name]:+.2f}": values
         for name, values in effects.attention.items()

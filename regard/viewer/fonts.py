@@ -19,7 +19,7 @@ _FIRST_FONTS = {
 
 @cache
 def fonts_for(text: str) -> tuple[list[str], frozenset[str]]:
-    """Return fonts that together hold every letter of a text, and the letters that none has."""
+    """Fonts that together hold every letter of a text, and the letters that none has."""
     fonts: list[str] = [PLAIN_FONT]
     needed = {ord(letter) for letter in text if not letter.isspace()} - letters_in(_plain())
     if not needed:
@@ -47,7 +47,7 @@ def add_new_fonts() -> bool:
 
 
 def _search(text: str, needed: set[int]) -> tuple[list[str], set[int]]:
-    """Return the plain font and those that hold what it lacks, and the letters that none has."""
+    """Plain font and those that hold what it lacks, and the letters that none has."""
     fonts, needed = [PLAIN_FONT], set(needed)
     first = [
         *_FIRST_FONTS[language_of(text)],
@@ -78,7 +78,7 @@ def _plain() -> FontEntry:
 
 
 def letters_in(entry: FontEntry) -> set[int]:
-    """Return the code points a font can draw, none if it cannot be read."""
+    """Code points a font can draw, none if it cannot be read."""
     try:
         return set(get_font(entry.fname).get_charmap())
     except (OSError, RuntimeError):  # a colour font, or a broken file
@@ -93,7 +93,7 @@ def spell(text: str, missing: frozenset[str]) -> str:
 
 
 def text_width(text: str) -> float:
-    """Return the width of a text in font sizes; letters the plain font lacks are estimated."""
+    """Width of a text in font sizes; letters the plain font lacks are estimated."""
     return sum(map(_advance, text))
 
 

@@ -56,7 +56,7 @@ class HeatMap(Panel):
 
     @property
     def size(self) -> tuple[float, float]:
-        """Return width and height of the cells, in inches."""
+        """Width and height of the cells, in inches."""
         return len(self.columns) * self.cell, len(self.rows) * self.cell
 
     def draw(self, axes: Axes, sheet: Sheet) -> None:
@@ -164,7 +164,7 @@ def name_of(view: View, at: int) -> str:
 
 
 def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:
-    """Return the labels of rows and columns; in a decoder a row has the token it writes, too."""
+    """Labels of rows and columns; in a decoder a row has the token it writes, too."""
     rows, columns, words = (
         [bare(token, missing) for token in tokens]
         for tokens in (view.row_tokens, view.column_tokens, view.writes or ())
@@ -179,7 +179,7 @@ def labels_of(view: View, missing: frozenset[str]) -> dict[str, list[str]]:
 
 
 def bare(token: str, missing: frozenset[str]) -> str:
-    """Return a token as one reads it: no mark of a word's start, and not too long for a label."""
+    """Token as one reads it: no mark of a word's start, and not too long for a label."""
     shown = show_token(token)
     shown = shown[1:] if shown.startswith("▁") and len(shown) > 1 else shown
     return cut(spell(shown, missing), _MAX_LABEL)

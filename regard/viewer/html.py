@@ -102,7 +102,7 @@ def subsampled(picture: Picture, max_weights: int) -> Picture:
 
 
 def digest(code: str) -> str:
-    """Return the hash by which a Content-Security-Policy allows inline code."""
+    """Hash by which a Content-Security-Policy allows inline code."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
 
 
@@ -114,7 +114,7 @@ def inert(data: str) -> str:
 
 
 def as_data(picture: Picture, levels: int) -> dict:
-    """Return a picture as the plain values that the page's script reads."""
+    """Picture as the plain values that the page's script reads."""
     return {
         "title": readable(picture.title),
         "source": text(picture.source),
@@ -146,12 +146,12 @@ def as_data(picture: Picture, levels: int) -> dict:
 
 
 def photo_side(picture: Picture) -> int:
-    """Return the most pixels to a side that a photo is kept with; a spectrogram is wide."""
+    """Most pixels to a side that a photo is kept with; a spectrogram is wide."""
     return _MAX_PHOTO_SIDE if picture.recording is None else _MAX_SPECTROGRAM_SIDE
 
 
 def recording_data(recording: Recording) -> dict:
-    """Return a recording as plain values: 16-bit samples, 8-bit posteriors, and its words."""
+    """Recording as plain values: 16-bit samples, 8-bit posteriors, and its words."""
     samples = recording.samples if len(recording.samples) <= _MAX_SAMPLES else np.zeros(0)
     whole = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2")
     posteriors = recording.posteriors
@@ -175,7 +175,7 @@ def recording_data(recording: Recording) -> dict:
 
 
 def view_data(view: View, levels: int) -> dict:
-    """Return a view as plain values, its weights in few bits."""
+    """View as plain values, its weights in few bits."""
     data = {
         "name": readable(view.name),
         "kind": view.kind,
@@ -196,7 +196,7 @@ def view_data(view: View, levels: int) -> dict:
 
 
 def placement_data(placement: Placement) -> dict:
-    """Return where a view stands on an image as plain values."""
+    """Place of a view on an image, as plain values."""
 
     def grid(side: TokenGrid) -> dict:
         return {**vars(side), "names": [readable(name) for name in side.names]}
@@ -211,7 +211,7 @@ def placement_data(placement: Placement) -> dict:
 
 
 def image_data(pixels: np.ndarray, side: int = _MAX_PHOTO_SIDE) -> str:
-    """Return an image as the text of a file: to the bit if it is small, smaller if it is large."""
+    """Image as the text of a file: to the bit if it is small, smaller if it is large."""
     image, stream = Image.fromarray(pixels), BytesIO()
     image.thumbnail((side, side))
     if max(image.size) <= _MAX_LOSSLESS_SIDE:
@@ -222,7 +222,7 @@ def image_data(pixels: np.ndarray, side: int = _MAX_PHOTO_SIDE) -> str:
 
 
 def compress(raw: bytes) -> str:
-    """Return bytes as base64 of zlib."""
+    """Bytes as base64 of zlib."""
     return base64.b64encode(zlib.compress(raw, 6)).decode()
 
 
@@ -235,7 +235,7 @@ def pack(weights: np.ndarray, levels: int) -> str:
 
 
 def text(words: str) -> dict[str, str]:
-    """Return a text with the language whose letter shapes it needs."""
+    """Text with the language whose letter shapes it needs."""
     return {"text": readable(words, keep=" \n"), "language": language_of(words)}
 
 

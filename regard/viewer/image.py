@@ -31,7 +31,7 @@ _MAX_FILTERS = 256
 
 
 def layouts(model: nn.Module, size: tuple[int, int]) -> dict[str, Layout]:
-    """Return how each layer is laid over an image of (height, width), by the name of its map."""
+    """Layout of each layer over an image of (height, width), by the name of its map."""
     return {
         f"{outer}.{name}" if outer else name: layout
         for outer, module in model.named_modules()
@@ -88,7 +88,7 @@ def placed_view(name: str, weights: np.ndarray, placement: Placement, **more: An
 
 
 def feature_grid(encoder: Any, size: tuple[int, int]) -> TokenGrid:
-    """Return the grid of an encoder's features of an image of (height, width)."""
+    """Grid of an encoder's features of an image of (height, width)."""
     far = 2**16  # over so many pixels a cell's size is known to the pixel
     step = round(far / encoder.grid((far, far))[0])
     return token_grid(encoder.grid(size), step, size, getattr(encoder.config, "tokens", 0))
@@ -166,7 +166,7 @@ def rollout(views: Sequence[View], query: QueryPoint = "class", name: str = "rol
 
 
 def _mean_attention(view: View) -> Tensor:
-    """Return the mean over heads from every token to every token, each row's sum 1."""
+    """Mean over heads from every token to every token, each row's sum 1."""
     placement = placement_of(view)
     weights = torch.from_numpy(view.weights.mean(0))
     keys = torch.from_numpy(placement.key_tokens)
@@ -194,7 +194,7 @@ def resample(x: Tensor, grid: TokenGrid, other: TokenGrid) -> Tensor:
 
 
 def _overlap(cells: int, step: float, others: int, other: float) -> Tensor:
-    """Return which share of each cell of a line lies on each cell of another, rows' sums 1."""
+    """Share of each cell of a line that lies on each cell of another; rows sum to 1."""
     start, begin = torch.arange(cells)[:, None] * step, torch.arange(others) * other
     both = torch.minimum(start + step, begin + other) - torch.maximum(start, begin)
     both = both.clamp(min=0).masked_fill(both < 1e-6 * min(step, other), 0.0)
@@ -204,12 +204,12 @@ def _overlap(cells: int, step: float, others: int, other: float) -> Tensor:
 
 
 def rollouts(views: Sequence[View], query: QueryPoint = "class") -> list[View]:
-    """Return the rollout up to each layer: how the receptive field of a query grows with depth."""
+    """Rollout up to each layer: how the receptive field of a query grows with depth."""
     return [rollout(views[: n + 1], query, view.name) for n, view in enumerate(views)]
 
 
 def flow(views: Sequence[View], query: QueryPoint = "class") -> View:
-    """Return the attention flow (Abnar and Zuidema 2020) from a query down to the input.
+    """Attention flow (Abnar and Zuidema 2020) from a query down to the input.
 
     All layers stand on one grid, but for a pooling at the end.
     """
@@ -252,7 +252,7 @@ def _dense(view: View) -> np.ndarray:
 
 
 def filters(model: nn.Module) -> list[Tile]:
-    """Return the filters of the first layer, the strongest first: patches, or small kernels.
+    """Filters of the first layer, the strongest first: patches, or small kernels.
 
     A local relation has none but its prior of distances: the weights that this alone would give.
     """
@@ -287,7 +287,7 @@ def _kernel_tiles(relation: LocalRelation) -> list[Tile]:
 
 
 def as_bytes(images: Tensor) -> list[np.ndarray]:
-    """Return images (n, c, h, w) of numbers from 0 to 1, or of bytes, as bytes (h, w[, 3])."""
+    """Images (n, c, h, w) of numbers from 0 to 1, or of bytes, as bytes (h, w[, 3])."""
     if images.dtype != torch.uint8:
         images = (255 * images.detach().float().nan_to_num()).round().clamp(0, 255)
     pixels = images.to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
@@ -326,7 +326,7 @@ def _attention(model: nn.Module, maps: Maps, size: tuple[int, int], query: Query
 
 
 def lowest_entropy_head(views: Sequence[View], query: QueryPoint) -> tuple[str, int | str]:
-    """Return the layer and head whose attention from a query point is furthest from uniform.
+    """Layer and head whose attention from a query point is furthest from uniform.
 
     That is the one of least entropy, as a share of the most there can be over its grid.
     """

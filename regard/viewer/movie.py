@@ -33,7 +33,7 @@ def save_frame(run: Path, step: int, pictures: Sequence[Picture]) -> None:
 
 
 def frames(run: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the pictures that a training has kept, by its steps."""
+    """Pictures that a training has kept, by its steps."""
     names = [
         match for path in (run / FOLDER).glob("*.json") if (match := _NAME.fullmatch(path.name))
     ]

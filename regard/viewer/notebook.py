@@ -18,7 +18,7 @@ class Look:
         self.height = height
 
     def html(self) -> str:
-        """Return the whole page as one HTML text."""
+        """Whole page as one HTML text."""
         return page(self.pictures)
 
     def save(self, path: str | Path, layers: Choice = None, heads: Choice = None) -> Path:

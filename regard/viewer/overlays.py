@@ -94,7 +94,7 @@ def fill_rows(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
 
 
 def head_panels(view: View, photo: np.ndarray, query: QueryPoint) -> list[Panel]:
-    """Return a panel for each head of a layer."""
+    """Panel for each head of a layer."""
     placement, panels = placement_of(view), []
     row, frame = query_row(placement, query), None
     cell = row is not None and cell_of(placement.query_grid, int(placement.query_tokens[row]))
@@ -113,12 +113,12 @@ def head_panels(view: View, photo: np.ndarray, query: QueryPoint) -> list[Panel]
 
 
 def uniform_weight(view: View) -> float:
-    """Return what each key gets where attention is uniform."""
+    """Weight of each key under uniform attention."""
     return 1 / max(1.0, float((placement_of(view).key_tokens >= 0).sum(1).mean()))
 
 
 def as_rgb(pixels: np.ndarray) -> np.ndarray:
-    """Return an image (h, w) or (h, w, 3) in red, green and blue."""
+    """Image (h, w) or (h, w, 3) in red, green and blue."""
     return np.repeat(pixels[..., None], 3, 2) if pixels.ndim == 2 else pixels
 
 

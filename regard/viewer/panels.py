@@ -47,11 +47,11 @@ class Sheet:
         FigureCanvasAgg(self.figure)
 
     def spell(self, text: str) -> str:
-        """Return a text in letters that can be seen, and that some font has."""
+        """Text in letters that can be seen, and that some font has."""
         return spell(show_token(text, _LONGEST_LINE), self.missing) if text else ""
 
     def style(self, size: float, colour: str = INK) -> dict[str, Any]:
-        """Return how a text is drawn: in fonts that have its letters, and never as a formula."""
+        """Arguments to draw a text: fonts that have its letters, and never as a formula."""
         return {"family": self.fonts, "fontsize": size, "color": colour, "parse_math": False}
 
     def write(
@@ -85,7 +85,7 @@ class Sheet:
         return axes
 
     def png(self, dpi: float = _DPI) -> bytes:
-        """Return the figure as PNG, with fewer dots per inch where it would be too large."""
+        """Figure as PNG, with fewer dots per inch where it would be too large."""
         stream = BytesIO()
         dpi = min(dpi, math.sqrt(_MAX_PIXELS / self.width / self.height))
         with warnings.catch_warnings():
@@ -95,7 +95,7 @@ class Sheet:
 
 
 def fonts_of(words: Iterable[str]) -> tuple[list[str], frozenset[str]]:
-    """Return the fonts for all of some words, and the letters that none has."""
+    """Fonts for all of some words, and the letters that none has."""
     shown = (show_token(word, _LONGEST_LINE) for word in words)
     return fonts_for("".join(sorted(set("".join(shown)))))
 
@@ -198,6 +198,6 @@ def draw_gallery(title: str, rows: Sequence[Sequence[Panel]]) -> bytes:
 
 
 def heat_map(weights: np.ndarray) -> np.ndarray:
-    """Return weights (h, w) as colours: the root of their share of the largest."""
+    """Weights (h, w) as colours: the root of their share of the largest."""
     top = float(np.abs(weights).max()) or 1.0
     return (255 * HEAT(np.sqrt(np.abs(weights) / top))[..., :3]).round().astype(np.uint8)

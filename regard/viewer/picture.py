@@ -98,22 +98,22 @@ class TimedWord(Protocol):
 
     @property
     def text(self) -> str:
-        """Return the word."""
+        """Word."""
         ...
 
     @property
     def start(self) -> float:
-        """Return the second it begins at."""
+        """Second it begins at."""
         ...
 
     @property
     def end(self) -> float:
-        """Return the second it ends at."""
+        """Second it ends at."""
         ...
 
     @property
     def confidence(self) -> float | None:
-        """Return its probability."""
+        """Its probability."""
         ...
 
 
@@ -129,7 +129,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Return how long it lasts."""
+        """Duration in seconds."""
         return len(self.samples) / self.rate
 
 
@@ -175,7 +175,7 @@ class Effects:
 
     @property
     def note(self) -> str:
-        """Return the answer's log-probability and the correlations as one line."""
+        """Answer's log-probability and the correlations as one line."""
         told = ", ".join(f"{name} {value:+.2f}" for name, value in self.correlations.items())
         return f"log p = {self.logprob:.3f}; rank correlation with the effect of cutting: {told}"
 

@@ -41,13 +41,13 @@ def parse_query_point(
 
 
 def placement_of(view: View) -> Placement:
-    """Return the placement of a view that stands on an image."""
+    """Placement of a view that stands on an image."""
     assert view.placement is not None, f"{view.name} stands on no image"
     return view.placement
 
 
 def token_at(grid: TokenGrid, query: QueryPoint) -> int | None:
-    """Return the token at a query point; None is all of them."""
+    """Token at a query point; None is all of them."""
     names, cells = len(grid.names), grid.height * grid.width
     if query == "mean" or (query == "class" and not names):
         return None
@@ -62,7 +62,7 @@ def token_at(grid: TokenGrid, query: QueryPoint) -> int | None:
 
 
 def cell_of(grid: TokenGrid, token: int) -> tuple[int, int] | None:
-    """Return the row and the column of a token, if it stands on the grid."""
+    """Row and the column of a token, if it stands on the grid."""
     cell = token - len(grid.names)
     return divmod(cell, grid.width) if cell >= 0 else None
 
@@ -76,7 +76,7 @@ def token_name(grid: TokenGrid, token: int) -> str:
 
 
 def query_row(placement: Placement, query: QueryPoint) -> int | None:
-    """Return the row of a view whose query is at a point, or nearest to it; None is all rows."""
+    """Row of a view whose query is at a point, or nearest to it; None is all rows."""
     grid, tokens = placement.query_grid, placement.query_tokens
     token = token_at(grid, query)
     if token is None:
@@ -92,7 +92,7 @@ def query_row(placement: Placement, query: QueryPoint) -> int | None:
 
 
 def token_weights(view: View, query: QueryPoint) -> np.ndarray:
-    """Return the attention of a query point to each token of an image, (heads, tokens)."""
+    """Attention of a query point to each token of an image, (heads, tokens)."""
     placement = placement_of(view)
     row, keys = query_row(placement, query), placement.key_tokens
     heads, rows, _ = view.weights.shape
@@ -108,7 +108,7 @@ def token_weights(view: View, query: QueryPoint) -> np.ndarray:
 
 
 def grid_weights(view: View, query: QueryPoint) -> np.ndarray:
-    """Return the attention of a query point to each cell of the grid, (heads, height, width)."""
+    """Attention of a query point to each cell of the grid, (heads, height, width)."""
     grid = placement_of(view).key_grid
     return token_weights(view, query)[:, len(grid.names) :].reshape(-1, grid.height, grid.width)
 

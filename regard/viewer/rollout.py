@@ -39,7 +39,7 @@ class FlowStack(NamedTuple):
 
 
 def stack_of(views: Sequence[View]) -> FlowStack:
-    """Return the layers of a picture's views of one text, or of a source and a target."""
+    """Layers of a picture's views of one text, or of a source and a target."""
     views = [view for view in views if not view.name.startswith("members.")]  # of an ensemble
     crosses = [view for view in views if view.name.endswith("cross")]
     source = list(crosses[0].column_tokens) if crosses else []
@@ -74,12 +74,12 @@ def stack_of(views: Sequence[View]) -> FlowStack:
 
 
 def is_source(view: View, crosses: Sequence[View]) -> bool:
-    """Tell whether a view is of the encoder of an encoder-decoder."""
+    """True if a view is of the encoder of an encoder-decoder."""
     return bool(crosses) and view.name.startswith("encoder")
 
 
 def roll_out(stack: FlowStack) -> list[np.ndarray]:
-    """Return what each layer's positions are made of, (positions, tokens), layer by layer."""
+    """Shares of the tokens in each layer's positions, (positions, tokens), layer by layer."""
     rolled, found = np.eye(len(stack.tokens)), []
     for layer in stack.layers:
         rolled = layer.passed @ rolled
@@ -88,7 +88,7 @@ def roll_out(stack: FlowStack) -> list[np.ndarray]:
 
 
 def flow(stack: FlowStack, depth: int | None = None) -> np.ndarray:
-    """Return how much can flow from each position of a layer, the last unless given, to a token.
+    """Maximum flow from each position of a layer, the last unless given, to a token.
 
     That is the maximum flow through pipes as wide as what each layer passes on.
     """
@@ -105,7 +105,7 @@ def flow(stack: FlowStack, depth: int | None = None) -> np.ndarray:
 
 
 def maximum_flow(passed: Sequence[np.ndarray], top: int, token: int) -> float:
-    """Return the maximum flow from a position above the last layer to a token below the first.
+    """Maximum flow from a position above the last layer to a token below the first.
 
     `passed` are the capacities (positions, positions) of layers from the first on. By Dinic's
     algorithm, on pipes that lead anywhere.
@@ -136,7 +136,7 @@ def maximum_flow(passed: Sequence[np.ndarray], top: int, token: int) -> float:
 def _dinic(
     pipes: dict[int, list[int]], ends: list[int], room: list[float], start: int, stop: int
 ) -> float:
-    """Return the maximum flow; pipe n and n ^ 1 are the two directions of one."""
+    """Maximum flow; pipe n and n ^ 1 are the two directions of one."""
     total = 0.0
     while True:
         level = {start: 0}
@@ -193,7 +193,7 @@ FOLLOWED: dict[str, Callable[[FlowStack], list[np.ndarray]]] = {"rollout": _roll
 
 
 def follow(picture: Picture, view: str) -> Picture:
-    """Return a picture of a text with its attention as it is, or followed through all layers."""
+    """Picture of a text with its attention as it is, or followed through all layers."""
     if view == "attention" or picture.photo is not None or picture.tiles:
         return picture  # over a photo, attention was followed when it was laid there
     followed = lookup("view", view, {"attention": None, **FOLLOWED})

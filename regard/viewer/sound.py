@@ -35,7 +35,7 @@ _MAX_MAPS = 48
 
 
 def spectrogram_photo(spectrogram: np.ndarray) -> np.ndarray:
-    """Return a log spectrogram (frames, mels) as an image, low frequencies at the bottom."""
+    """Log spectrogram (frames, mels) as an image, low frequencies at the bottom."""
     low, high = np.percentile(spectrogram, (5, 99.5))
     grey = np.clip((spectrogram.T[::-1] - low) / max(1e-6, high - low), 0, 1)
     wide = int(np.clip(_PER_FRAME * len(spectrogram), *_WIDTHS))
@@ -187,7 +187,7 @@ def draw_recording(picture: Picture, layers: Choice = None, heads: Choice = None
 
 
 def _map_height(view: View, overlay: float) -> float:
-    """Return how high the map of a head is: words below each other, or one spectrogram."""
+    """Height of a head's map: words below each other, or one spectrogram."""
     if view.kind != "cross":
         return overlay
     return _PITCH * min(_MAX_ALIGNED, len(view.row_tokens)) + 0.02
@@ -242,7 +242,7 @@ def _draw_posteriors(axes: Axes, sheet: Sheet, recording: Recording) -> None:
 
 
 def _peaks(curve: np.ndarray) -> list[int]:
-    """Return where a curve is highest within each stretch of it above a half."""
+    """Peaks of a curve, one within each stretch above a half."""
     above = np.flatnonzero(curve >= 0.5)
     runs = np.split(above, np.flatnonzero(np.diff(above) > 1) + 1) if len(above) else []
     return [int(run[curve[run].argmax()]) for run in runs]

@@ -22,7 +22,7 @@ def text_views(
     writes: Sequence[str] | None = None,
     whole: str = "text",
 ) -> list[View]:
-    """Return a view of every layer that was watched while a model read one text (batch size 1).
+    """View of every layer that was watched while a model read one text (batch size 1).
 
     `tokens` are those of the text, in an encoder-decoder those that the decoder reads; `source`
     those of the encoder. `writes` is what is predicted at each of `tokens`: the next token, or a
@@ -91,7 +91,7 @@ def candidate_steps(
     chosen: Sequence[int] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> list[Step]:
-    """Return a step for each row of probabilities (n, classes), with its likeliest candidates.
+    """Step for each row of probabilities (n, classes), with its likeliest candidates.
 
     `names` spells a class: a tokenizer's `pieces`, or the list of all names. `chosen` are the ids
     that were taken, the likeliest unless given; `tokens` how these are spelled, where that depends
@@ -119,7 +119,7 @@ def label_candidates(
     chosen: Collection[int],
     candidates: int = 5,
 ) -> dict[str, Any]:
-    """Return the `alternatives` and `note` of a picture of a classifier: its likeliest labels."""
+    """`alternatives` and `note` of a picture of a classifier: its likeliest labels."""
     values = np.asarray(probabilities, dtype=np.float64)
     best = np.argsort(-values, kind="stable")[:candidates].tolist()
     told = ", ".join(f"{labels[i]} {values[i]:.4f}" for i in best)

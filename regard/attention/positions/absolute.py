@@ -11,19 +11,19 @@ from regard.errors import UsageError
 
 
 def rates(width: int, base: float, device: torch.device | None = None) -> Tensor:
-    """Return 1 / base^(2i/w) for i < w/2, in fp64."""
+    """1 / base^(2i/w) for i < w/2, in fp64."""
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
 def _waves(width: int, base: float, layout: str, at: Tensor) -> Tensor:
-    """Return sin and cos of fp64 numbers (...) at all rates, (..., width)."""
+    """sin and cos of fp64 numbers (...) at all rates, (..., width)."""
     angles = at.unsqueeze(-1) * rates(width, base, at.device)
     both = torch.stack([angles.sin(), angles.cos()], dim=-1 if layout == "pairs" else -2)
     return both.flatten(-2)
 
 
 def sinusoids(at: Tensor, width: int, base: float = 10_000.0, layout: str = "pairs") -> Tensor:
-    """Return sin and cos of each coordinate at `width` wavelengths from 2 pi to base * 2 pi.
+    """sin and cos of each coordinate at `width` wavelengths from 2 pi to base * 2 pi.
 
     P[k, 2i] = sin(k / base^(2i/w)), P[k, 2i+1] = cos(same): in pairs (sin, cos, sin, cos, ...), or
     as halves (all sines, then all cosines). Coordinates share the width evenly.
@@ -32,7 +32,7 @@ def sinusoids(at: Tensor, width: int, base: float = 10_000.0, layout: str = "pai
 
 
 def coordinate_width(width: int, at: Tensor) -> int:
-    """Return the part of a width that each coordinate gets."""
+    """Part of a width that each coordinate gets."""
     each = width // at.shape[-1]
     if each % 2 or each * at.shape[-1] != width:
         raise UsageError(f"sinusoids need an even width for each coordinate, not {width}")
@@ -43,7 +43,7 @@ _TABLES: dict[tuple[int, float, str], GrowingTable] = {}
 
 
 def sinusoid_table(*which) -> GrowingTable:
-    """Return the one table of the sinusoids of a width, base and layout."""
+    """The one table of the sinusoids of a width, base and layout."""
     if which not in _TABLES:
         _TABLES[which] = GrowingTable(partial(_waves, *which))
     return _TABLES[which]

@@ -39,11 +39,11 @@ class Position(nn.Module):
         return x
 
     def query(self, q: Tensor) -> Tensor:
-        """Return projected queries (b, h, l, d) as they are compared with the keys."""
+        """Projected queries (b, h, l, d) as they are compared with the keys."""
         return q
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
-        """Return a bias that all layers share, computed once a forward."""
+        """Bias that all layers share, computed once a forward."""
         return None
 
     def bias(
@@ -55,7 +55,7 @@ class Position(nn.Module):
         mask: Mask | None = None,
         project: Project | None = None,
     ) -> Tensor | None:
-        """Return a layer's own bias from its projected, unrotated queries and keys.
+        """Layer's own bias from its projected, unrotated queries and keys.
 
         `project` applies the layer's query and key projections to vectors (l, w) and returns both,
         (h, l, d), for those positions that are looked up like words.
@@ -101,7 +101,7 @@ class OfStack(Position):
 
 
 def of_layer(position: Position) -> Position:
-    """Return the position of the next layer: the stack's, or a fresh one."""
+    """Position of the next layer: the stack's, or a fresh one."""
     if isinstance(position, PerLayer):
         return position.make()
     if all(getattr(type(position), name) is getattr(Position, name) for name in _OF_LAYER):
@@ -117,7 +117,7 @@ class GrowingTable:
         self.kept: dict[tuple[torch.dtype, torch.device], tuple[int, Tensor]] = {}
 
     def __call__(self, at: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rows of numbers (...), (..., width)."""
+        """Rows of numbers (...), (..., width)."""
         known = not (at.is_meta or at.is_floating_point() or torch.compiler.is_compiling())
         if known and at.numel():
             low, axes, _ = range_of(at)

@@ -22,11 +22,11 @@ class Distance(Position):
     """A bias for each head that is a function of the distance alone, the same in all layers."""
 
     def values(self, distance: Tensor) -> Tensor:
-        """Return the bias (h, n) of queries this far (n) after their keys."""
+        """Bias (h, n) of queries this far (n) after their keys."""
         raise NotImplementedError
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
-        """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
+        """Bias of all pairs, (h, q, k) or (b, h, q, k)."""
         pairs = relative_distance(q_at, k_at)
         one_by_one = pairs.is_meta or pairs.is_floating_point() or torch.compiler.is_compiling()
         low, count = (0, pairs.numel()) if one_by_one else distance_range(pairs, q_at, k_at)
@@ -46,13 +46,13 @@ class ALiBi(Distance):
         self.slopes = slopes(heads)
 
     def values(self, distance: Tensor) -> Tensor:
-        """Return the distance times each head's slope."""
+        """Distance times each head's slope."""
         steep = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
         return -steep.unsqueeze(1) * distance.abs()
 
 
 def slopes(heads: int) -> list[float]:
-    """Return 2^(-8/n), 2^(-16/n), ... for n heads; what n lacks to a power of two comes between.
+    """2^(-8/n), 2^(-16/n), ... for n heads; what n lacks to a power of two comes between.
 
     In fp32 step by step, so that they are to the last bit those that BLOOM was trained with.
     """
@@ -100,7 +100,7 @@ class T5Bias(Distance):
         nn.init.normal_(self.table, std=max(1, width) ** -0.5)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Return the bucket of queries this far after their keys; the later keys come second."""
+        """Bucket of queries this far after their keys; the later keys come second."""
         each = self.buckets // self.sides
         later = (distance < 0) * each if self.sides == 2 else 0
         distance = distance.abs() if self.sides == 2 else distance.clamp(min=0)
@@ -111,7 +111,7 @@ class T5Bias(Distance):
         return later + torch.where(distance < exact, distance, wide)
 
     def values(self, distance: Tensor) -> Tensor:
-        """Return the rows of the buckets."""
+        """Rows of the buckets."""
         return self.table.T.index_select(1, self.bucket(distance).long())
 
 
@@ -123,7 +123,7 @@ class LearnedT5(Learned):
         self.distances = T5Bias(width, heads, head_width, **rest)
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
-        """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
+        """Bias of all pairs, (h, q, k) or (b, h, q, k)."""
         return self.distances.shared(q_at, k_at, mask)
 
 
@@ -137,7 +137,7 @@ class KerpleLog(Distance):
         self.log_r2 = nn.Parameter(torch.rand(heads).clamp_(min=0.01).log_())
 
     def values(self, distance: Tensor) -> Tensor:
-        """Return the penalties."""
+        """Penalties."""
         r1, r2 = (x.exp().unsqueeze(1) for x in (self.log_r1, self.log_r2))
         return -r1 * torch.log1p(r2 * distance.abs())
 
@@ -151,7 +151,7 @@ class KerplePower(Distance):
         self.logit_r2 = nn.Parameter(torch.zeros(heads))
 
     def values(self, distance: Tensor) -> Tensor:
-        """Return the penalties."""
+        """Penalties."""
         r1, r2 = self.log_r1.exp().unsqueeze(1), 2 * self.logit_r2.sigmoid().unsqueeze(1)
         return -r1 * distance.abs().to(r1.dtype) ** r2
 
@@ -191,7 +191,7 @@ class Fire(Position):
         nn.init.uniform_(self.outer, -(hidden**-0.5), hidden**-0.5)
 
     def shared(self, q_at: Tensor, k_at: Tensor, mask: Mask | None = None) -> Tensor | None:
-        """Return the bias of all pairs, (h, q, k) or (b, h, q, k)."""
+        """Bias of all pairs, (h, q, k) or (b, h, q, k)."""
         c = self.log_c.exp()
         distances = relative_distance(q_at, k_at).abs()
         furthest = torch.maximum(torch.maximum(q_at, k_at.mT), self.log_length.exp())
@@ -201,6 +201,6 @@ class Fire(Position):
         return by_head(torch.cat([self._network(part) for part in parts], 1), share)
 
     def _network(self, share: Tensor) -> Tensor:
-        """Return the bias of shares (n), (h, n)."""
+        """Bias of shares (n), (h, n)."""
         inner = torch.addmm(self.inner_bias.unsqueeze(1), self.inner, share.unsqueeze(0))
         return self.outer @ inner.relu_()

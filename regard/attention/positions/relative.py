@@ -44,12 +44,12 @@ class Shaw(Position):
         return for_heads(rows, like)
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return the products of queries with the vectors of the keys."""
+        """Products of queries with the vectors of the keys."""
         products = q @ self.keys.T * q.shape[-1] ** -0.5
         return products.gather(-1, self._rows(q_at, k_at, q))
 
     def add_values(self, weights: Tensor, q_at: Tensor, k_at: Tensor) -> Tensor:
-        """Return the average of the vectors of the values: first the weight of each, then they."""
+        """Average of the vectors of the values: first the weight of each, then they."""
         rows = self._rows(q_at, k_at, weights)
         each = weights.new_zeros(*weights.shape[:-1], len(self.values))
         return each.scatter_add(-1, rows, weights) @ self.values
@@ -103,14 +103,14 @@ class XL(Position):
         return (q @ places.mT).gather(-1, for_heads(distances - low, q))
 
     def _places(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the vectors of distances (n) for every head, (h, n, d)."""
+        """Vectors of distances (n) for every head, (h, n, d)."""
         table = sinusoid_table(self.relative.in_features, self.base, self.layout)
         waves = self.relative(table(distances, dtype))
         return waves.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
 
 def shifted(products: Tensor) -> Tensor:
-    """Return pairs (..., l, l) of products (..., l, 2l - 1) with distances from l - 1 down.
+    """Pairs (..., l, l) of products (..., l, 2l - 1) with distances from l - 1 down.
 
     In row i a pair (i, j) stands at l - 1 - i + j, so that they are a view, which begins one
     earlier in each row.
@@ -158,7 +158,7 @@ class CoPE(Position):
         self.table = nn.Parameter(torch.zeros(self.most + 1, head_width))
 
     def bias(self, q, k, q_at, k_at, mask=None, project=None) -> Tensor | None:
-        """Return the products of queries with the vectors of the counts."""
+        """Products of queries with the vectors of the counts."""
         scale = q.shape[-1] ** -0.5
         seen = relative_distance(q_at, k_at) >= 0
         seen = seen.unsqueeze(1) if seen.ndim == 3 else seen
@@ -228,7 +228,7 @@ class Disentangled(Position):
         self.norm = lookup("norm of distances", distances.norm, self.norms)(width, eps=norm_eps)
 
     def rows(self, distance: Tensor) -> Tensor:
-        """Return the row of the table that stands for each distance."""
+        """Row of the table that stands for each distance."""
         if near := self.buckets // 2:
             size = distance.abs().clamp(min=near)
             # in fp32 and in this order, since a bucket begins where the logarithm is a whole number

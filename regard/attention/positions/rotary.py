@@ -136,7 +136,7 @@ class Rotary(Position):
         )
 
     def _cos_sin_rows(self, width: int, at: Tensor) -> Tensor:
-        """Return cos, cos, -sin and sin of every rate at fp64 numbers (n), (n, 2 * width)."""
+        """cos, cos, -sin and sin of every rate at fp64 numbers (n), (n, 2 * width)."""
         angles = at.unsqueeze(-1) * self.rates(width, at.device)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([cos, cos, -sin, sin], -1) * self.stretch
@@ -148,7 +148,7 @@ class Rotary(Position):
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     def cos_sin(self, dtype: torch.dtype, width: int, at: Tensor) -> Tensor:
-        """Return cos, cos, -sin and sin at each coordinate (..., c), (..., c, 2 * width / c)."""
+        """cos, cos, -sin and sin at each coordinate (..., c), (..., c, 2 * width / c)."""
         each = coordinate_width(width, at)
         key = each, self.base, self.scaling  # which may be set anew at any time
         if key not in self.tables:
@@ -156,7 +156,7 @@ class Rotary(Position):
         return self.tables[key](at, dtype)
 
     def _both(self, dtype: torch.dtype, width: int, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin for both sides of each pair, the sine of the first side negative."""
+        """cos and sin for both sides of each pair, the sine of the first side negative."""
         four = self.cos_sin(dtype, width, at).unflatten(-1, (4, -1)).transpose(-3, -2)
         cos, sin = four.flatten(-3).chunk(2, -1)
         return (cos.unsqueeze(1), sin.unsqueeze(1)) if at.ndim == 3 else (cos, sin)

@@ -70,7 +70,7 @@ class FusionModel:
         self.columns = torch.tensor(self.ids, device=device)
 
     def __call__(self, prefixes: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the log-probabilities (prefixes, vocab) of the token after each of some texts.
+        """Log-probabilities (prefixes, vocab) of the token after each of some texts.
 
         Tokens and texts are those of the CTC model; the end of the text is at `eos`.
         """
@@ -86,7 +86,7 @@ class FusionModel:
 
 
 def _same_tokens(lm: Tokenizer, ctc: Tokenizer) -> list[int]:
-    """Return the language model's id of each token of the CTC model, or refuse."""
+    """Language model's id of each token of the CTC model, or refuse."""
     if lm.sha == ctc.sha:
         return list(range(ctc.vocab))
     if not isinstance(lm, Characters) or not isinstance(ctc, Characters):
@@ -155,7 +155,7 @@ class _Prefixes:
         self.in_token = np.full(1, -inf)
 
     def ids(self, node: int) -> list[int]:
-        """Return the tokens of a prefix."""
+        """Tokens of a prefix."""
         found: list[int] = []
         while node:
             found.append(self.token[node])
@@ -322,13 +322,13 @@ class CTCPrefixScore(ByRow):
         return ((1 - self.weight) * own + self.weight * scores).to(logits.dtype)
 
     def _last(self, written: Tensor) -> Tensor:
-        """Return the last token of each row, or the blank where there is none."""
+        """Last token of each row, or the blank where there is none."""
         if written.shape[1] == 0:
             return written.new_full((len(written),), self.blank)
         return written[:, -1]
 
     def _paths(self, sentence: int, texts: Sequence[tuple[int, ...]]) -> "_Paths":
-        """Return the paths of prefixes of one sentence, all of one length, row by row."""
+        """Paths of prefixes of one sentence, all of one length, row by row."""
         log_probs, length = self.log_probs[sentence], len(texts[0])
         written = torch.tensor(texts, dtype=torch.long, device=log_probs.device)
         begun = length - 1
@@ -347,7 +347,7 @@ class CTCPrefixScore(ByRow):
         return paths
 
     def _longer(self, log_probs: Tensor, last: Tensor, token: Tensor, paths: "_Paths") -> "_Paths":
-        """Return the paths of prefixes that go on with a token each."""
+        """Paths of prefixes that go on with a token each."""
         in_token, in_blank, _ = paths
         either = torch.logaddexp(in_token, in_blank)
         entering = torch.where((last == token).unsqueeze(1), in_blank, either)[:, :-1]
@@ -358,7 +358,7 @@ class CTCPrefixScore(ByRow):
         return in_token, in_blank, prefix
 
     def _next(self, log_probs: Tensor, last: Tensor, paths: "_Paths") -> Tensor:
-        """Return the log-probability (rows, vocab) of going on with each token, given the text."""
+        """Log-probability (rows, vocab) of going on with each token, given the text."""
         in_token, in_blank, prefix = paths
         either = torch.logaddexp(in_token, in_blank)
         # a text that does not fit into the frames has no path at all
@@ -380,7 +380,7 @@ _Paths = tuple[Tensor, Tensor, Tensor]
 
 
 def _recur(entering: Tensor, emitted: Tensor) -> Tensor:
-    """Return log r[0..frames] where r[0] = 0 and r[t] = (r[t - 1] + entering[t - 1]) p[t].
+    """log r[0..frames] where r[0] = 0 and r[t] = (r[t - 1] + entering[t - 1]) p[t].
 
     Divided by the product of p up to t it is a cumulative sum: no loop over frames.
     """

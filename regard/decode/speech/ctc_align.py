@@ -25,22 +25,22 @@ class CTCAlignment:
 
 
 def required_frames(ids: Sequence[int]) -> int:
-    """Return the fewest frames that a text can be aligned to: a blank parts equal neighbours."""
+    """Fewest frames that a text can be aligned to: a blank parts equal neighbours."""
     return len(ids) + sum(a == b for a, b in pairwise(ids))
 
 
 def alignable(frames: int, ids: Sequence[int]) -> bool:
-    """Tell whether some CTC path of so many frames spells the text."""
+    """True if some CTC path of so many frames spells the text."""
     return frames >= required_frames(ids)
 
 
 def not_alignable(pairs: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
-    """Return which pairs of a number of frames and a text have no CTC path, and so no loss."""
+    """Pairs of a number of frames and a text that have no CTC path, and so no finite loss."""
     return [n for n, (frames, ids) in enumerate(pairs) if not alignable(frames, ids)]
 
 
 def checked(log_probs: Tensor | np.ndarray, blank: int) -> np.ndarray:
-    """Return log-probabilities (frames, vocab) in float64, or refuse what is none."""
+    """Log-probabilities (frames, vocab) in float64; refuses what is none."""
     table = (
         log_probs.detach().cpu().double().numpy() if isinstance(log_probs, Tensor) else log_probs
     )
@@ -56,7 +56,7 @@ def checked(log_probs: Tensor | np.ndarray, blank: int) -> np.ndarray:
 
 
 def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK) -> CTCAlignment:
-    """Return the most likely alignment of a text to log-probabilities (frames, vocab)."""
+    """Most likely alignment of a text to log-probabilities (frames, vocab)."""
     table = checked(log_probs, blank)
     ids = [int(one) for one in ids]
     frames, vocab = table.shape
@@ -79,7 +79,7 @@ def align(log_probs: Tensor | np.ndarray, ids: Sequence[int], blank: int = BLANK
 
 
 def _viterbi(table: np.ndarray, ids: Sequence[int], blank: int) -> tuple[np.ndarray, float]:
-    """Return the state of every frame on the best path, and its log-probability.
+    """State of every frame on the best path, and its log-probability.
 
     State 2n + 1 emits token n; even states are the blanks around the tokens. A long sound is gone
     through in blocks of frames, whose moves are computed again on the way back, to bound memory.
@@ -134,7 +134,7 @@ def _viterbi(table: np.ndarray, ids: Sequence[int], blank: int) -> tuple[np.ndar
 
 
 def _last_state(reach: np.ndarray) -> tuple[int, float]:
-    """Return where a path may end, the last token or the blank after it, and how likely that is."""
+    """States where a path may end (the last token or the blank after it), with their scores."""
     state = max(range(max(0, len(reach) - 2), len(reach)), key=lambda n: (reach[n], n))
     if reach[state] == -inf:
         raise UsageError("this text has probability 0 by the model; it cannot be aligned")

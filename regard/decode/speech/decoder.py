@@ -44,7 +44,7 @@ class Recognised:
 
 
 def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
-    """Return texts without those that differ in space alone."""
+    """Texts without those that differ in space alone."""
     found: dict[str, Recognised] = {}
     for one in texts:
         found.setdefault(one.text, one)
@@ -54,7 +54,7 @@ def distinct(texts: Sequence[Recognised]) -> list[Recognised]:
 def likely_texts(
     tables: Sequence[Tensor], found: Sequence[Sequence[Recognised]], speeds: Sequence[float]
 ) -> list[Recognised]:
-    """Return the texts found at several speeds by their mean probability over all of these.
+    """Texts found at several speeds by their mean probability over all of these.
 
     Each speed has its log-probabilities (frames, vocab) and its texts, whose words get the times of
     the sound at speed 1.
@@ -85,11 +85,11 @@ class Encoder(Protocol):
     config: Any
 
     def encode(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory (b, s, w) of spectrograms (b, t, mels), and its lengths (b)."""
+        """Memory (b, s, w) of spectrograms (b, t, mels), and its lengths (b)."""
         ...
 
     def ctc_logits(self, memory: Tensor) -> Tensor:
-        """Return the logits (b, s, vocab) of every token in each frame."""
+        """Logits (b, s, vocab) of every token in each frame."""
         ...
 
 
@@ -131,7 +131,7 @@ class EncodedBatch:
     levels: list[np.ndarray | None]
 
     def frames(self, row: int) -> Tensor:
-        """Return the log-probabilities (frames, vocab) of one sound, without padding."""
+        """Log-probabilities (frames, vocab) of one sound, without padding."""
         assert self.log_probs is not None
         return self.log_probs[row, : int(self.lengths[row])]
 
@@ -161,16 +161,16 @@ class SpeechDecoder(Generic[Options]):
 
     @property
     def begin(self) -> list[int]:
-        """Return the tokens that a text is written after."""
+        """Tokens that a text is written after."""
         return [self.tokenizer.begin]
 
     def prompt_of(self, features: Tensor, options: Options) -> list[int]:
-        """Return the tokens that the text of a spectrogram (t, mels) is written after."""
+        """Tokens that the text of a spectrogram (t, mels) is written after."""
         return self.begin
 
     @property
     def times(self) -> bool:
-        """Tell whether words have times, by alignment to the frames of CTC."""
+        """True if words have times, by alignment to the frames of CTC."""
         return "ctc" in self.ways
 
     def check(self, options: Options) -> None:
@@ -195,7 +195,7 @@ class SpeechDecoder(Generic[Options]):
         lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
-        """Return the best texts of each utterance, decoded in batches of so many frames."""
+        """Best texts of each utterance, decoded in batches of so many frames."""
         way = WAYS[options.decoding or self.ways[0]]
 
         @torch.inference_mode()
@@ -255,7 +255,7 @@ class SpeechDecoder(Generic[Options]):
         lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
-        """Return the texts of sounds that were played at several speeds, most likely first.
+        """Texts of sounds that were played at several speeds, most likely first.
 
         A text has the mean over the speeds of its probability by CTC; those are compared that are
         the best at some speed. The times of words are those of the sound as it is.
@@ -318,7 +318,7 @@ class SpeechDecoder(Generic[Options]):
     def recognised(
         self, timed: CTCAlignment, score: float, level: np.ndarray | None = None
     ) -> Recognised:
-        """Return a text that was aligned, with its words."""
+        """Text that was aligned, with its words."""
         found = words(timed, self.tokenizer, self.seconds, level=level, delay=self.delay)
         return Recognised(timed.ids, self.tokenizer.decode(timed.ids).strip(), score, found)
 
@@ -355,7 +355,7 @@ class SpeechDecoder(Generic[Options]):
 
     @torch.inference_mode()
     def posteriors(self, features: Tensor, least: float = 0.05) -> dict[str, Any]:
-        """Return the CTC posteriors (frames, units) of the tokens that reach so much, by name."""
+        """CTC posteriors (frames, units) of the tokens that reach so much, by name."""
         probs = self.encode([Utterance(features)]).frames(0).exp().cpu()
         kept = [0, *(n for n in (probs.amax(0) >= least).nonzero()[:, 0].tolist() if n)]
         units = ["", *self.tokenizer.pieces(kept[1:])]

@@ -67,12 +67,12 @@ TERM_WEIGHTS = (
 
 
 def is_speech(samples: np.ndarray, rate: int, threshold: float = THRESHOLD) -> bool:
-    """Tell whether some two seconds of a sound hold speech."""
+    """True if some two seconds of a sound hold speech."""
     return any(score > threshold for score in _scores(samples, rate))
 
 
 def speech_score(samples: np.ndarray, rate: int) -> float:
-    """Return the log-odds that a sound holds speech, by its most speech-like two seconds."""
+    """Log-odds that a sound holds speech, by its most speech-like two seconds."""
     return max(_scores(samples, rate), default=-np.inf)
 
 
@@ -92,14 +92,14 @@ def _scores(samples: np.ndarray, rate: int) -> Iterator[float]:
 
 
 def terms(x: np.ndarray) -> np.ndarray:
-    """Return 1, each measure, and the products of every two of them."""
+    """1, each measure, and the products of every two of them."""
     places = np.tril_indices(x.shape[-1])
     products = x[..., places[0]] * x[..., places[1]]
     return np.concatenate([np.ones((*x.shape[:-1], 1)), x, products], axis=-1)
 
 
 def measures(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Return the seven measures of a short sound."""
+    """Seven measures of a short sound."""
     sound = np.asarray(samples, dtype=np.float32)
     sound = soxr.resample(sound, rate, RATE) if rate != RATE else sound
     sound = sound.astype(np.float64) / max(float(np.abs(sound).max(initial=0.0)), 1e-12)
@@ -107,7 +107,7 @@ def measures(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _frames(sound: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return windowed frames (n, size) every 10 ms, and which of them are loud."""
+    """Windowed frames (n, size) every 10 ms, and which of them are loud."""
     sound = np.pad(sound, (0, max(0, size + 4 * _FRAME_HOP - len(sound))))
     frames = np.lib.stride_tricks.sliding_window_view(sound, size)[::_FRAME_HOP] * np.hanning(size)
     power = np.square(frames).sum(1)
@@ -115,12 +115,12 @@ def _frames(sound: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bins(size: int, low: float, high: float) -> slice:
-    """Return the bins of a Fourier transform of so many samples between two frequencies."""
+    """Bins of a Fourier transform of so many samples between two frequencies."""
     return slice(int(np.ceil(low * size / RATE)), int(high * size / RATE) + 1)
 
 
 def _bands(size: int, count: int = 18, low: float = 100.0, high: float = 3800.0) -> np.ndarray:
-    """Return triangular bands (count, bins) on the mel scale."""
+    """Triangular bands (count, bins) on the mel scale."""
     first, last = (1127 * float(np.log1p(hertz / 700)) for hertz in (low, high))
     edges = 700 * np.expm1(np.linspace(first, last, count + 2) / 1127)[:, None]
     at = np.fft.rfftfreq(size, 1 / RATE)

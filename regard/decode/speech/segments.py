@@ -23,7 +23,7 @@ class Segment(NamedTuple):
 
 
 def loudness(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Return the level in decibels of full scale of every 10 ms of a recording."""
+    """Level in decibels of full scale of every 10 ms of a recording."""
     if samples.ndim != 1 or rate < 1:
         raise UsageError(f"samples of shape {samples.shape} at {rate} Hz; expected (n,) and a rate")
     count = int(np.ceil(len(samples) / (HOP * rate)))
@@ -44,7 +44,7 @@ def smooth(level: np.ndarray, count: int = 3) -> np.ndarray:
 
 
 def sound_threshold(level: np.ndarray) -> float | None:
-    """Return the decibels above which something sounds, or None if no pause stands out.
+    """Decibels above which something sounds, or None if no pause stands out.
 
     The noise floor is a low percentile, which neither a click nor a word moves.
     """
@@ -56,13 +56,13 @@ def sound_threshold(level: np.ndarray) -> float | None:
 
 
 def _stretches(inside: np.ndarray) -> np.ndarray:
-    """Return (n, 2): where each run of True begins, and one past its end."""
+    """(n, 2): where each run of True begins, and one past its end."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]])))
     return edges.reshape(-1, 2)
 
 
 def sounding(level: np.ndarray, *, min_pause: float = 0.3, margin: float = 0.15) -> np.ndarray:
-    """Return (n, 2): the frames of each stretch of sound, from a level every 10 ms.
+    """(n, 2): the frames of each stretch of sound, from a level every 10 ms.
 
     A stretch rises above the threshold and goes on until the level is 3 dB lower; pauses shorter
     than min_pause seconds belong to it, and so does a margin on both sides.

@@ -68,7 +68,7 @@ class WindowText:
 
     @property
     def score(self) -> float:
-        """Return the mean log-probability of the tokens of the best text."""
+        """Mean log-probability of the tokens of the best text."""
         return self.texts[0].score
 
 
@@ -158,7 +158,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
     @property
     def begin(self) -> list[int]:
-        """Return the tokens that a text without timestamps is written after, to be trained so."""
+        """Tokens that a text without timestamps is written after, to be trained so."""
         prompt = self.prompt(WhisperDecoding(), timestamps=False)
         if None in prompt:
             raise UsageError(
@@ -169,13 +169,13 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
     @torch.inference_mode()
     def prompt_of(self, features: Tensor, options: WhisperDecoding) -> list[int]:
-        """Return the prompt of a window (t, mels), with the language that is heard in it."""
+        """Prompt of a window (t, mels), with the language that is heard in it."""
         memory, lengths = self.model.encode(features.unsqueeze(0).to(self.device))
         return self.prompts(memory, lengths, options, timestamps=False)[0].tolist()
 
     @property
     def times(self) -> bool:
-        """Tell that words have times, by cross-attention."""
+        """True: words have times, by cross-attention."""
         return True
 
     def check(self, options: WhisperDecoding) -> None:
@@ -194,7 +194,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     # The prompt
 
     def language_token(self, name: str) -> int:
-        """Return the token of a language by its code or name."""
+        """Token of a language by its code or name."""
         code = name.strip().lower().strip("<|>")
         code = code if code in self.languages else language_of(code) or code
         if code not in self.languages:
@@ -203,7 +203,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         return self.languages[code]
 
     def prompt(self, options: WhisperDecoding, timestamps: bool) -> list[int | None]:
-        """Return the tokens that a text is written after; None is the language, to be detected."""
+        """Tokens that a text is written after; None is the language, to be detected."""
         told = self.rules
         made: list[int | None] = [self.config.begin]
         name = options.language or told.get("language", "")
@@ -233,7 +233,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     def prompts(
         self, memory: Tensor, lengths: Tensor, options: WhisperDecoding, timestamps: bool
     ) -> Tensor:
-        """Return the prompt of each window (b, l), with the language that is heard in it."""
+        """Prompt of each window (b, l), with the language that is heard in it."""
         prompt = self.prompt(options, timestamps)
         made = torch.tensor([-1 if token is None else token for token in prompt])
         made = made.to(memory.device).repeat(len(memory), 1)
@@ -316,24 +316,24 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         return [WindowText(some, none, language) for some, none, language in made]
 
     def text_ids(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens of a text, without timestamps and ends."""
+        """Tokens of a text, without timestamps and ends."""
         ends = set(self.config.all_ends)
         return [token for token in ids if token < self.first_timestamp and token not in ends]
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without timestamps."""
+        """Text of tokens, without timestamps."""
         return self.tokenizer.decode(self.text_ids(ids))
 
     def silent(self, written: WindowText, options: WhisperDecoding) -> bool:
-        """Tell whether a window holds no speech: likely none, and what was written improbable."""
+        """True if a window holds no speech: likely none, and what was written improbable."""
         return written.no_speech > options.no_speech and written.score <= _IMPROBABLE
 
     def repetitive(self, written: WindowText) -> bool:
-        """Tell whether the best text repeats itself."""
+        """True if the best text repeats itself."""
         return compression_ratio(self.text(written.texts[0].ids)) > _REPETITIVE
 
     def failed(self, written: WindowText, options: WhisperDecoding) -> bool:
-        """Tell whether a window is to be tried again."""
+        """True if a window is to be tried again."""
         improbable = written.score < _IMPROBABLE and not self.silent(written, options)
         return improbable or self.repetitive(written)
 
@@ -354,7 +354,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         lm: FusionModel | None = None,
         frames: int = 20_000,
     ) -> list[list[Recognised]]:
-        """Return the best texts of each utterance, whose windows are decoded in batches.
+        """Best texts of each utterance, whose windows are decoded in batches.
 
         One that is longer than a window is followed from window to window by its timestamps.
         """
@@ -422,7 +422,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     # Texts
 
     def recognised_window(self, written: WindowText, options: WhisperDecoding) -> list[Recognised]:
-        """Return the texts of a window without timestamps; none where there is no speech."""
+        """Texts of a window without timestamps; none where there is no speech."""
         if self.silent(written, options):
             return [Recognised([], "", 0.0)]
         first, *others = written.texts
@@ -433,7 +433,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     def segments(
         self, window: SoundWindow, written: WindowText, options: WhisperDecoding
     ) -> tuple[list[Recognised], int]:
-        """Return the texts between the timestamps of a window, and how far it was read."""
+        """Texts between the timestamps of a window, and how far it was read."""
         size, best = len(window.features), written.texts[0]
         if self.silent(written, options):
             return [], size
@@ -457,7 +457,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         spans: Sequence[tuple[int, int]] = (),
         offset: float = 0.0,
     ) -> Recognised:
-        """Return a text with the times of its words, where their frames are known."""
+        """Text with the times of its words, where their frames are known."""
         kept = self.text_ids(ids)
         found: list[Word] = []
         if spans:
@@ -479,7 +479,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         return Recognised(kept, self.tokenizer.decode(kept), score, found)
 
     def _joined(self, parts: Sequence[Recognised]) -> Recognised:
-        """Return the segments of a recording as one text."""
+        """Segments of a recording as one text."""
         return Recognised(
             [token for part in parts for token in part.ids],
             "".join(part.text for part in parts),
@@ -490,7 +490,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     # Times of words
 
     def _plain_prompt(self, language: int | None, options: WhisperDecoding) -> list[int]:
-        """Return what stands before a text that is aligned: a prompt without timestamps."""
+        """Prompt before a text that is aligned, without timestamps."""
         prompt = self.prompt(options, timestamps=False)
         filled = [language if token is None else token for token in prompt]
         return [token for token in filled if token is not None]
@@ -504,7 +504,7 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[list[tuple[int, int]]]:
-        """Return the vectors of the memory in which each token of each text is spoken.
+        """Vectors of the memory in which each token of each text is spoken.
 
         They are read off the heads of cross-attention that follow the sound, by dynamic time
         warping; the first so many `frames` of each memory are of sound.
@@ -560,13 +560,13 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
 
 def compression_ratio(text: str) -> float:
-    """Return how many times smaller a text becomes by zlib; repetitions make it large."""
+    """Compression ratio of a text by zlib; repetitions make it large."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
 
 def without_repetition(ids: Sequence[int]) -> int:
-    """Return how many tokens remain where the same ones are repeated at the end, but for once."""
+    """Number of tokens that remain when repetitions at the end are cut to one."""
     ids = list(ids)
     for period in range(1, _LONGEST_REPEAT + 1):
         size = len(ids)
@@ -602,7 +602,7 @@ def stretches_of(
 
 
 def smoothed(weights: Tensor) -> Tensor:
-    """Return the mean over heads (h, t, s) of weights in units of their spread over tokens.
+    """Mean over heads (h, t, s) of weights in units of their spread over tokens.
 
     They are smoothed by a median over time.
     """
@@ -616,7 +616,7 @@ def smoothed(weights: Tensor) -> Tensor:
 
 
 def first_columns(cost: np.ndarray) -> list[int]:
-    """Return in which column the cheapest monotonic path through costs (t, s) enters each row.
+    """Column in which the cheapest monotonic path through costs (t, s) enters each row.
 
     Dynamic time warping: a step goes down, right or both. The path begins in one corner and ends
     in the other.

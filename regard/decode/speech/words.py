@@ -44,7 +44,7 @@ class Word:
 
 
 def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, list[int]]]:
-    """Return the words of a text and which of its tokens each is made of.
+    """Words of a text and which of its tokens each is made of.
 
     Words stand between spaces; a character of a script without spaces is a word.
     """
@@ -62,7 +62,7 @@ def word_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[tuple[str, lis
 
 
 def unspaced(text: str) -> bool:
-    """Tell whether a text ends in a character of a script that puts no spaces between words."""
+    """True if a text ends in a character of a script that puts no spaces between words."""
     return bool(text) and (
         "\u3040" <= text[-1] <= "\u30ff"
         or "\u3400" <= text[-1] <= "\u9fff"
@@ -79,7 +79,7 @@ def words(
     offset: float = 0.0,
     delay: float = 0.0,
 ) -> list[Word]:
-    """Return the words of an alignment with their times; the sound begins at `offset` seconds.
+    """Words of an alignment with their times; the sound begins at `offset` seconds.
 
     CTC emits a token in a frame or two, somewhere near its sound. Given the sound's `level`, as
     `loudness` returns it, words are laid over the sound that is heard near their tokens; otherwise

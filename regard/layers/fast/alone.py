@@ -10,7 +10,7 @@ from regard.attention.watch import as_batch
 
 
 def each_alone(f: Callable[[Tensor], Tensor], x: Tensor, lengths: Tensor) -> Tensor:
-    """Return f of each sequence of a batch (b, l, w) without its padding, padded again with zeros.
+    """Result of f for each sequence of a batch (b, l, w) without padding, padded again with zeros.
 
     f maps (1, n, w) to (1, m, v) or (1, v). Products and sums of other shapes are rounded in other
     orders, so only this way is a sequence the same to the last bit in every batch. Instead of an

@@ -70,7 +70,7 @@ def half_asked(modules: Sequence[nn.Module], x: Tensor) -> bool:
 
 
 def _halves(blocks: Sequence[nn.Module]) -> list[list[Tensor | None]] | None:
-    """Return the weights of blocks in bfloat16, if each part is known exactly and none rotates."""
+    """Weights of blocks in bfloat16, if each part is known exactly and none rotates."""
     parts = [kernel_weights(block, False) for block in blocks]
     if any(part is None or part.position is not None for part in parts):
         return None

@@ -130,7 +130,7 @@ class BlockWeights(NamedTuple):
 def kernel_weights(
     block: nn.Module, training: bool, order: type[nn.Module] = PreNorm
 ) -> BlockWeights | None:
-    """Return the weights of a block, if each part is known exactly and there is no dropout.
+    """Weights of a block, if each part is known exactly and there is no dropout.
 
     One that decodes may have cross-attention; its weights come last.
     """
@@ -264,7 +264,7 @@ def kernel_can_read(x: Tensor | None, shape: tuple[int, ...]) -> bool:
 
 
 def weight_and_bias(module: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the weight and the bias that a module has as parameters."""
+    """Weight and the bias that a module has as parameters."""
     own = {} if module is None else module._parameters
     return own.get("weight"), own.get("bias")
 

@@ -108,7 +108,7 @@ def try_train_kernel(
 
 
 def _trained(blocks: Sequence[nn.Module]) -> list[BlockWeights] | None:
-    """Return the weights of blocks that are alike and in training, if all of them learn."""
+    """Weights of blocks that are alike and in training, if all of them learn."""
     parts = [part for block in blocks if (part := kernel_weights(block, True)) is not None]
     if len(parts) < len(blocks) or any(part[1:] != parts[0][1:] for part in parts):
         return None
@@ -119,7 +119,7 @@ def _trained(blocks: Sequence[nn.Module]) -> list[BlockWeights] | None:
 
 
 def mask_and_bias(mask: Mask | None, bias: Tensor | None, like: Tensor, keys: int) -> Tensor | None:
-    """Return a mask plus a bias as one bias for (b, q, w), fully masked rows -inf throughout."""
+    """Mask plus a bias as one bias for (b, q, w), fully masked rows -inf throughout."""
     if mask is None:
         return bias
     extra, fully_masked = mask.additive(slice(0, like.shape[1]), slice(0, keys), like)

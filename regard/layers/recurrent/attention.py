@@ -31,7 +31,7 @@ class ReinforceTape:
         self.baselines: list[Tensor] = []  # expected losses, (b, t)
 
     def loss(self, losses: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return zero, with the gradient of REINFORCE for the losses of tokens (b, t).
+        """Zero, with the gradient of REINFORCE for the losses of tokens (b, t).
 
         Tokens that are not `real`, but padding, count for nothing.
         """
@@ -50,7 +50,7 @@ class SoftAttention(nn.Module):
     """Soft attention: a softmax over all places."""
 
     def forward(self, q: Tensor, draws: ReinforceTape | None) -> str:
-        """Return the softmax."""
+        """Softmax."""
         return "softmax"
 
 
@@ -97,11 +97,11 @@ class CrossAttention(nn.Module):
         self.normalise = normalise or SoftAttention()
 
     def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return the keys of a memory, computed once."""
+        """Keys of a memory, computed once."""
         return memory
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the queries as the score takes them, and the score."""
+        """Queries as the score takes them, and the score."""
         raise NotImplementedError
 
     def forward(
@@ -112,7 +112,7 @@ class CrossAttention(nn.Module):
         mask: Mask | None = None,
         draws: ReinforceTape | None = None,
     ) -> Tensor:
-        """Return the context vectors (b, q, m).
+        """Context vectors (b, q, m).
 
         Args:
             q: states of the decoder
@@ -142,11 +142,11 @@ class AdditiveAttention(CrossAttention):
         self.score = Additive(width, memory_width)
 
     def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return U h."""
+        """U h."""
         return self.score.key(memory)
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return W s, and the rest of the score."""
+        """W s, and the rest of the score."""
         return self.score.query(q), self._match
 
     def _match(self, q: Tensor, k: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class DotAttention(CrossAttention):
             )
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the states as they are."""
+        """States as they are."""
         return q, Dot()
 
 
@@ -177,7 +177,7 @@ class BilinearAttention(CrossAttention):
         self.score = Bilinear(width, memory_width)
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the states as they are."""
+        """States as they are."""
         return q, self.score
 
 
@@ -195,13 +195,13 @@ class LocationAttention(CrossAttention):
         self.sharpness = nn.Parameter(torch.tensor(0.5))  # one over sigma
 
     def read(self, memory: Tensor, mask: Mask | None) -> Tensor:
-        """Return the place of each, counted from the middle so that its square stays small."""
+        """Place of each, counted from the middle so that its square stays small."""
         at = torch.arange(memory.shape[1], dtype=memory.dtype, device=memory.device)
         middle = self._places(memory.shape[1], mask, at) / 2
         return ((at - middle) * self.sharpness).expand(len(memory), -1).unsqueeze(-1)
 
     def ask(self, q: Tensor, keys: Tensor, mask: Mask | None) -> tuple[Tensor, Any]:
-        """Return the places that the states point to."""
+        """Places that the states point to."""
         places = self._places(keys.shape[1], mask, q).unsqueeze(-1)
         return self.sharpness * places * (self.place(q).sigmoid() - 0.5), Gaussian()
 

@@ -29,7 +29,7 @@ class Cell(nn.Module):
         nn.init.zeros_(self.given.bias)
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next state; `given` (r, gates w) is the projected input."""
+        """Next state; `given` (r, gates w) is the projected input."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: Parts) -> tuple[Tensor, Parts]:
@@ -55,7 +55,7 @@ class LSTM(Cell):
         nn.init.ones_(self.given.bias[self.width : 2 * self.width])
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next hidden and cell state."""
+        """Next hidden and cell state."""
         h, c = state
         if is_linear(self.past) and self.past.bias is None:
             all_four = torch.addmm(given, h, self.past.weight.t())
@@ -75,7 +75,7 @@ class GRU(Cell):
     gates = 3
 
     def step(self, given: Tensor, state: Parts) -> Parts:
-        """Return the next hidden state."""
+        """Next hidden state."""
         (h,) = state
         gates, new = given.split([2 * self.width, self.width], -1)
         past, old = self.past(h).split([2 * self.width, self.width], -1)

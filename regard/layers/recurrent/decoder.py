@@ -60,7 +60,7 @@ class Maxout(nn.Module):
         self.context = nn.Linear(memory_width, 2 * width, bias=False)
 
     def forward(self, state: Tensor, word: Tensor, context: Tensor) -> Tensor:
-        """Return (..., w)."""
+        """(..., w)."""
         both = self.state(state) + self.word(word) + self.context(context)
         return torch.maximum(*both.chunk(2, -1))
 
@@ -74,7 +74,7 @@ class Tanh(nn.Module):
         self.context = nn.Linear(memory_width, width, bias=False)
 
     def forward(self, state: Tensor, word: Tensor, context: Tensor) -> Tensor:
-        """Return (..., w)."""
+        """(..., w)."""
         return torch.tanh(self.state(state) + self.context(context))
 
 
@@ -183,7 +183,7 @@ class RecurrentDecoder(nn.Module):
     def begin(
         self, memory: Tensor, mask: Mask | None = None, *, context: Tensor | None = None
     ) -> RecurrentState:
-        """Return the first state for a memory (b, s, m), computed of a `context` (b, m).
+        """First state for a memory (b, s, m), computed of a `context` (b, m).
 
         Without one, that is the mean of the memory.
         """
@@ -214,7 +214,7 @@ class RecurrentDecoder(nn.Module):
         return dropout(said, self.drop, self.training), state
 
     def look(self, q: Tensor, state: RecurrentState, draws: ReinforceTape | None) -> Tensor:
-        """Return the context vectors of states (r, t, w); hypotheses share their memory."""
+        """Context vectors of states (r, t, w); hypotheses share their memory."""
         assert self.cross is not None
         together = q.reshape(state.sentences, -1, q.shape[-1])
         seen = self.cross(together, state.keys, state.memory, state.mask, draws)
