@@ -132,7 +132,7 @@ def show(task: Any, batch: Any, x: Tensor, strength: Tensor, place: int) -> dict
         return None
     veiled = image_example(drawn.pixels, drawn.strength)
     label = ", ".join([f"{float(strength[row].max()):.2f}", *drawn.notes])
-    return {"image": image_data(veiled), "label": label}
+    return {"picture": image_data(veiled), "label": label}
 
 
 def answers_of(

@@ -24,7 +24,7 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
-from regard.layers.fast.greedy import Parts, continue_texts, why_not_greedy
+from regard.layers.fast.greedy import DecoderParts, continue_texts, why_not_greedy
 from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
@@ -377,11 +377,11 @@ class GPT(nn.Module):
             return f"{type(self).__name__} with a {self.config.prompt} prompt"
         return why_not_greedy(self, parts, _FUNCTIONS)
 
-    def _parts(self) -> Parts | None:
+    def _parts(self) -> DecoderParts | None:
         """What a kernel must know of it, unless it is another class or reads in another way."""
         if type(self) is not GPT or self.config.prompt != "causal":
             return None
-        return Parts(self.embed, list(self.blocks), self.norm, self.head, self.config.window)
+        return DecoderParts(self.embed, list(self.blocks), self.norm, self.head, self.config.window)
 
 
 _FUNCTIONS = known_functions(GPT)

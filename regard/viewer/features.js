@@ -26,7 +26,7 @@ function drawText(parent, example) {
 async function drawImage(parent, example) {
   const canvas = element("canvas", parent);
   canvas.title = example.label;
-  const bytes = Uint8Array.from(atob(example.image), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(example.picture), (letter) => letter.charCodeAt(0));
   const bitmap = await createImageBitmap(new Blob([bytes]));
   canvas.width = bitmap.width;
   canvas.height = bitmap.height;
@@ -58,10 +58,10 @@ for (const feature of data.features) {
   section.id = `feature-${feature.number}`;
   element("h2", section, `Feature ${feature.number}`);
   element("p", section, feature.about, "soft");
-  const pictures = feature.examples.some((example) => example.image)
+  const pictures = feature.examples.some((example) => example.picture)
     ? element("div", section, undefined, "pictures") : section;
   for (const example of feature.examples) {
-    if (example.image) drawImage(pictures, example);
+    if (example.picture) drawImage(pictures, example);
     else drawText(section, example);
   }
   if (feature.steering) drawSteering(section, feature.steering);

@@ -262,7 +262,7 @@ def test_a_dictionary_of_any_modality(name, data, at, more, real_data, tmp_path,
     page = (out / "features.html").read_text()
     features = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["features"]
     examples = [example for feature in features for example in feature["examples"]]
-    assert examples and all("tokens" in one or "image" in one for one in examples)
+    assert examples and all("tokens" in one or "picture" in one for one in examples)
     assert ("tokens" in examples[0]) == (name == "en-zh")
 
 

@@ -25,7 +25,7 @@ from regard.files import write_atomically
 from regard.layers.block import BlockConfig, EncoderBlock
 from regard.layers.fast import run
 from regard.layers.fast.run import run_blocks
-from regard.layers.fast.stack import Stack
+from regard.layers.fast.stack import PackedStack
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build, fast, functions
@@ -563,13 +563,13 @@ def test_decoding_with_any_shape_gives_what_pytorch_gives(seed: int, monkeypatch
     lengths[0] = read = int(lengths.max())
     sizes, taken, logits = rng.choices([1, 1, 2, 5], k=5), [], []
     capacity = sum(sizes) + rng.choice([0, 70])
-    decode = Stack.__call__
+    decode = PackedStack.__call__
 
     def noted(*words):
         taken.append(y := decode(*words))
         return y
 
-    monkeypatch.setattr(Stack, "__call__", noted)
+    monkeypatch.setattr(PackedStack, "__call__", noted)
     for on in (True, False):
         with torch.no_grad(), fast(model, on, frozen=rng.random() < 0.5):
             state, at = model.start(ids[:, :read], lengths, capacity=capacity), 0

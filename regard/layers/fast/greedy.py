@@ -25,7 +25,7 @@ from regard.layers.fast.kernel_weights import (
     unmodified,
     weight_and_bias,
 )
-from regard.layers.fast.stack import Past, Stack, packed_head, packed_stack
+from regard.layers.fast.stack import PackedStack, Past, packed_head, packed_stack
 from regard.layers.vocabulary import VocabularyLinear
 from regard.native.torch_private import traced
 
@@ -37,7 +37,7 @@ _FUNCTIONS = known_functions(*_EMBEDDINGS, VocabularyLinear, nn.Embedding, *_POS
 _STEPS = 64
 
 
-class Parts(NamedTuple):
+class DecoderParts(NamedTuple):
     """What a model that continues texts is made of."""
 
     embed: TokenEmbedding
@@ -57,7 +57,7 @@ class _Writing(ctypes.Structure):
 
 def continue_texts(
     model: nn.Module,
-    parts: Parts | None,
+    parts: DecoderParts | None,
     known: Functions,
     texts: Sequence[Sequence[int]],
     limits: Sequence[int],
@@ -140,7 +140,9 @@ def continue_texts(
     ]
 
 
-def _places(embed: TokenEmbedding, stack: Stack, count: int) -> tuple[Tensor | None, Tensor | None]:
+def _places(
+    embed: TokenEmbedding, stack: PackedStack, count: int
+) -> tuple[Tensor | None, Tensor | None]:
     """What each place adds to embeddings, and how it rotates queries and keys."""
     places = torch.arange(count).unsqueeze(-1)
     with torch.inference_mode():
@@ -152,7 +154,7 @@ def _places(embed: TokenEmbedding, stack: Stack, count: int) -> tuple[Tensor | N
     return at.contiguous() if bool(at.any()) else None, turn
 
 
-def why_not_greedy(model: nn.Module, parts: Parts, known: Functions) -> str:
+def why_not_greedy(model: nn.Module, parts: DecoderParts, known: Functions) -> str:
     """Why a model's texts are not continued by `continue_texts`; "" where they are."""
     if native.scope(model) is None:
         return "kernels are not switched on for it"
@@ -167,7 +169,7 @@ def why_not_greedy(model: nn.Module, parts: Parts, known: Functions) -> str:
     return "" if fine else _unknown(model, parts) or "a function of PyTorch was replaced"
 
 
-def _unknown(model: nn.Module, parts: Parts) -> str:
+def _unknown(model: nn.Module, parts: DecoderParts) -> str:
     """The part of a model that is not known, or that somebody changed, else ""."""
     changed = [name for name, m in model.named_modules() if m.training or not unmodified(m)]
     if changed:

@@ -34,7 +34,7 @@ from regard.native.functions import BLOCK_WEIGHTS, laid
 MOST_PACKED_BYTES = 2**30
 
 
-class Shape(ctypes.Structure):
+class StackShape(ctypes.Structure):
     """Sizes of an engine or a stack, as in block.h."""
 
     names = ["width", "heads", "kv_heads", "head_width", "ffn_width", "act", "gated", "centred"]
@@ -59,10 +59,10 @@ class _Step(ctypes.Structure):
     _fields_ = [("past", Past)] + [(name, ctypes.c_long) for name in names]
 
 
-class Packed:
+class PackedWeights:
     """Weights of blocks, of the norm after them, or of a head, packed for products in C."""
 
-    def __init__(self, library: ctypes.CDLL, shape: Shape, weights: Sequence[Tensor | None]):
+    def __init__(self, library: ctypes.CDLL, shape: StackShape, weights: Sequence[Tensor | None]):
         self.library, self.shape = library, shape
         # so that the memory of those that are not copied stays, whatever becomes of the model
         self.weights = [None if w is None else w.detach() for w in weights]
@@ -104,7 +104,9 @@ def packed_bytes(scope: native.Scope) -> int:
     return sum(made.bytes for made, _ in scope.kept.values() if made is not None)
 
 
-def _packed(shape: Shape, weights: Sequence[Tensor | None], of: object) -> Packed | None:
+def _packed(
+    shape: StackShape, weights: Sequence[Tensor | None], of: object
+) -> PackedWeights | None:
     """Weights packed in the data type that products are asked for in, where there is room."""
     scope, library = native.scope(of), native.plain()
     if scope is None or library is None:
@@ -113,19 +115,21 @@ def _packed(shape: Shape, weights: Sequence[Tensor | None], of: object) -> Packe
     new = sum(w.nbytes for w in weights if w is not None and w.ndim == 2)
     if new + packed_bytes(scope) > MOST_PACKED_BYTES:
         return None
-    made = Packed(library, shape, weights)
+    made = PackedWeights(library, shape, weights)
     return made if made.handle else None
 
 
-def packed_head(head: nn.Linear, during: object = None) -> Packed | None:
+def packed_head(head: nn.Linear, during: object = None) -> PackedWeights | None:
     """The weights of a vocabulary head, if a kernel knows it exactly."""
 
-    def make() -> Packed | None:
+    def make() -> PackedWeights | None:
         weight, bias = weight_and_bias(head)
         known = kernel_can_read(weight, tuple(cast(Tensor, weight).shape)) and unmodified(head)
         if not known or not (bias is None or kernel_can_read(bias, (head.out_features,))):
             return None
-        shape = Shape(head.in_features, 1, 1, 1, 1, target_vocab=head.out_features, head_scale=1)
+        shape = StackShape(
+            head.in_features, 1, 1, 1, 1, target_vocab=head.out_features, head_scale=1
+        )
         return _packed(shape, [*[None] * 10, weight, bias], head)
 
     return checked_plan("head", [head], make, during, packed=True)
@@ -171,16 +175,16 @@ class CrossMemory(NamedTuple):
         )
 
 
-class Stack(NamedTuple):
+class PackedStack(NamedTuple):
     """Blocks that write by a kernel, and what it does not do for them."""
 
-    packed: Packed
+    packed: PackedWeights
     blocks: Sequence[Any]
     first: BlockWeights
     crosses: bool
 
     @classmethod
-    def of(cls, blocks: Sequence[nn.Module], norm: nn.Module | None) -> "Stack | None":
+    def of(cls, blocks: Sequence[nn.Module], norm: nn.Module | None) -> "PackedStack | None":
         """The stack of blocks, and of a last norm, if all are alike and known exactly."""
         around = getattr(blocks[0], "around_attention", None)
         order = PostNorm if type(around) is PostNorm else PreNorm
@@ -199,7 +203,7 @@ class Stack(NamedTuple):
             if not ends or not (shift is None or kernel_can_read(shift, (first.width,))):
                 return None
         crosses = len(first.weights) > BLOCK_WEIGHTS
-        shape = Shape(*first[2:8])
+        shape = StackShape(*first[2:8])
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
         shape.post, shape.head_scale = order is PostNorm, 1.0
         shape.readers, shape.writers = (0, len(blocks)) if crosses else (len(blocks), 0)
@@ -329,10 +333,10 @@ class Stack(NamedTuple):
 
 def packed_stack(
     blocks: Sequence[nn.Module], norm: nn.Module | None, during: object = None
-) -> Stack | None:
+) -> PackedStack | None:
     """The stack of blocks, and of the norm after them, if all of it is known exactly."""
     modules = [*blocks, *([] if norm is None else [norm])]
-    return checked_plan("write", modules, lambda: Stack.of(blocks, norm), during, packed=True)
+    return checked_plan("write", modules, lambda: PackedStack.of(blocks, norm), during, packed=True)
 
 
 def _bytes(mask: Mask, b: int, t: int, keys: int) -> Tensor | Literal[False]:
