@@ -62,13 +62,36 @@ def test_the_tokens_of_the_search_come_out(seed):
         assert likely == pytest.approx(steps, abs=1e-4)
 
 
-def confident(seed: int = 0) -> GPT:
+def confident(seed: int = 0, vocab: int = 5000) -> GPT:
     """A model of several heads on a key, whose products are worth several threads."""
     torch.manual_seed(seed)
     model = build("llama")
-    model.head = type(model.head)(32, 5000, bias=False)
-    model.embed.tokens = nn.Embedding(5000, 32)
+    model.head = type(model.head)(32, vocab, bias=False)
+    model.embed.tokens = nn.Embedding(vocab, 32)
     return model.eval()
+
+
+# a stretch has 512 columns, or 256 where a vector is half as wide
+VOCABULARIES = {"whole stretches": 1536, "a part of a stretch": 1100, "a last panel of one": 1025}
+FORBIDDEN = {"few": [3, 5], "the first stretch": range(512), "the last": range(1024, 1536)}
+
+
+@pytest.mark.parametrize("never", FORBIDDEN)
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_a_vocabulary_of_several_stretches_has_one_sum(vocab, never):
+    size, rng = VOCABULARIES[vocab], random.Random(4)
+    model = confident(vocab=size)
+    with torch.no_grad():  # the largest logits of stretches lie far apart
+        model.head.weight.normal_(std=0.3)
+        model.head.weight[:256].mul_(0.2)
+        model.head.weight[-1].mul_(3)
+    forbidden = [token for token in FORBIDDEN[never] if token < size]
+    texts = [ids[:30] for ids in some_texts(rng, size, 20)]
+    found = written(model, texts, [8] * 20, never=forbidden)
+    wanted = searched(model, texts, [8] * 20, eos=-1, adjust=[forbid(*forbidden)])
+    assert [ids for ids, _ in found] == [ids for ids, _ in wanted]
+    for (_, likely), (_, steps) in zip(found, wanted, strict=True):
+        assert likely == pytest.approx(steps, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import regard
-from regard import answering
+from regard import answering, native
 from regard.attention.positions import POSITIONS
 from regard.cli import main
 from regard.data import conversation, documents
@@ -522,6 +522,29 @@ def test_streaming_gives_the_same_text(name, settings, request):
     assert len(bits) > 1 or len(whole.completion) < 8
     if "stop" in settings:
         assert settings["stop"] not in whole.completion
+
+
+@pytest.mark.parametrize("place", ["head", "embed.tokens", "blocks.0.attention.qkv"])
+@pytest.mark.parametrize("name", ["pieces", "bytewise"])
+def test_a_weight_that_changes_during_a_stream_is_noticed(name, place, request, monkeypatch):
+    folder, found = request.getfixturevalue(name).folder, {}
+    for kernels in (True, False):
+        if not kernels:  # as REGARD_NATIVE=0 does
+            monkeypatch.setattr(native, "library", lambda: None)
+            monkeypatch.setattr(native, "plain", lambda: None)
+        model, bits = regard.load(folder), []
+
+        def follow(text: str, model=model, bits=bits) -> None:
+            bits.append(text)
+            if len(bits) == 3:
+                model.model.get_submodule(place).weight.data.mul_(-1.5)
+
+        words = {"temperature": 0, "max_length": 12}
+        before = model.run("The", **words).completion
+        streamed = model.run("The", on_text=follow, **words).completion
+        assert streamed == "".join(bits) != before
+        found[kernels] = before, streamed, model.run("The", **words).completion
+    assert found[True] == found[False]
 
 
 def test_an_answer_ends_before_the_text_that_stops_it(model):
