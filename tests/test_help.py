@@ -10,7 +10,7 @@ from regard.attention.positions import POSITIONS
 from regard.cli import main
 from regard.errors import UsageError
 from regard.files import read_json
-from regard.help import HEADINGS, with_short
+from regard.help import HEADINGS, train_rows, with_short
 from regard.recipes import RECIPES
 from regard.settings import Setting, describe
 from regard.tasks import TASKS, task
@@ -91,7 +91,7 @@ def test_a_run_gets_what_the_page_shows(tmp_path: Path):
     rows = {row.key: row for row in VERBS["train"].rows("translate", values={})}
     short = {long: key for key, long in task("translate").short.items() if isinstance(long, str)}
     follow = {*given, "data", "out", "model.source_vocab", "model.target_vocab", "warmup"}
-    follow |= {"model.max_length", "valid_every"}
+    follow |= {"model.max_length", "valid_every", "batches"}
     told = {key: rows[short.get(key, key)].default for key in used if key not in follow}
     assert len(told) > 60
     assert told == {key: used[key] for key in told}
@@ -218,3 +218,13 @@ def test_recipes_have_pages(capsys):
     for name in RECIPES:
         assert main(["train", name, "--help"]) == 0
         assert "Length of training:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "family, key", [("swin", "image"), ("conformer", "mels"), ("bert", "pieces")]
+)
+def test_a_family_says_what_is_classified_where_no_data_are_given(family, key):
+    keys = {row.key for row in train_rows("classify", {"family": family})}
+    assert key in keys
+    with pytest.raises(UsageError, match="unknown family"):
+        train_rows("classify", {"family": family + "x"})

@@ -19,7 +19,7 @@ from regard.data.split import SPLITS
 from regard.errors import UsageError
 from regard.layers.heads import ClassificationHead
 from regard.metrics.baselines import bigram_gain
-from regard.modalities import modality_of
+from regard.modalities import MODALITIES, modality_of
 from regard.modalities.text import TEXT, LabelData, LabelSource
 from regard.models import serving
 from regard.models.ensemble import members_of
@@ -313,8 +313,12 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
 
 
 def other_modality(values: Mapping[str, Any]) -> str | None:
-    """The task to train where data are images, sounds or series of numbers."""
-    inputs = modality_of(values.get("data"), values.get("columns"))
+    """The task to train where data, or the family, are of images, sounds or series of numbers."""
+    data, family = values.get("data"), values.get("family")
+    inputs = modality_of(data, values.get("columns"))
+    if inputs is None and family and not (data and Path(str(data)).exists()):
+        tasks = (modality.tasks.get("label") for modality in MODALITIES.values())
+        return next((task for task in tasks if task and family in serving(task)), None)
     return None if inputs is None else inputs.tasks["label"]
 
 
