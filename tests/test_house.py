@@ -1,11 +1,17 @@
 """How the package is built, held by what bench/house.py measures."""
 
 import importlib.util
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import regard
 from regard.api import load, starters
 from regard.tasks import TASKS, task
 from regard.tasks.parts import Task
@@ -58,3 +64,66 @@ def test_a_constant_that_a_table_looks_up_has_one_meaning_in_its_folder(
     assert house.two_meanings()[0] == {"SIZES", "INFO"}  # still those of two folders
     (tmp_path / "regard" / "formats" / "a.py").unlink()
     assert house.two_meanings() == (set(), set())
+
+
+# Parameters
+
+
+def takes_many(function: Callable[..., Any]) -> bool:
+    """True if a function has five parameters or more, `self`, `*args` and `**kwargs` left out."""
+    taken = inspect.signature(function).parameters.values()
+    named = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    return len([each for each in named if each.name != "self"]) >= 5
+
+
+def without_args(module: ModuleType) -> Iterator[str]:
+    """Public functions and methods of a module with many parameters and no `Args:`.
+
+    A constructor is documented by its class, an override by what it overrides; the fields of a
+    dataclass are its parameters.
+    """
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", "") != module.__name__:
+            continue
+        if inspect.isclass(value):
+            for key, member in vars(value).items():
+                function = getattr(member, "__func__", member)
+                if not inspect.isfunction(function) or key.startswith("_") and key != "__init__":
+                    continue
+                bases = [base for base in value.__mro__ if key in vars(base)]
+                texts = [getattr(base, key).__doc__ or "" for base in bases]
+                if key == "__init__":
+                    texts += [base.__doc__ or "" for base in bases]
+                made = function.__code__.co_filename == "<string>"  # by dataclass
+                if not made and takes_many(function) and "Args:" not in "".join(texts):
+                    yield f"{module.__name__}.{name}.{key}"
+        elif (
+            inspect.isfunction(value) and takes_many(value) and "Args:" not in (value.__doc__ or "")
+        ):
+            yield f"{module.__name__}.{name}"
+
+
+@pytest.mark.parametrize("part", ["attention", "layers", "models", "decode", "training", "viewer"])
+def test_many_parameters_are_documented(part: str):
+    folder = [str(Path(regard.__path__[0]) / part)]
+    names = [found.name for found in walk_packages(folder, f"regard.{part}.")]
+    modules = [import_module(name) for name in [f"regard.{part}", *names]]
+    assert [name for module in modules for name in without_args(module)] == []
+
+
+def test_parameters_without_a_word_are_found():
+    module = ModuleType("toy")
+    source = """
+def few(a, b, c, d): ...
+def many(a, b, c, d, e): ...
+def told(a, b, c, d, e):
+    "Sum. Args:"
+class Base:
+    def __init__(self, a, b, c, d, e): ...
+    def run(self, a, b, c, d, e):
+        "Args:"
+class Derived(Base):
+    def run(self, a, b, c, d, e): ...
+"""
+    exec(compile(source, "toy.py", "exec"), vars(module))
+    assert list(without_args(module)) == ["toy.many", "toy.Base.__init__"]

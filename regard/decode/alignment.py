@@ -99,7 +99,15 @@ class Aligner:
         shift: int = 0,
         pieces: bool = False,
     ) -> Alignment:
-        """Align the sentences of one text, whose words (or pieces) are counted through."""
+        """Align the sentences of one text, whose words (or pieces) are counted through.
+
+        Args:
+            pairs: ids of source and target, a pair for each sentence
+            source: tokenizer of the sources
+            target: tokenizer of the targets
+            shift: 1 to take the attention of the step that reads a piece
+            pieces: align pieces instead of words
+        """
 
         def split(names: Sequence[str]) -> tuple[list[str], list[int]]:
             return (list(names), [*range(len(names))]) if pieces else words_of_pieces(names)

@@ -31,6 +31,14 @@ def in_batches(
     alone. The longest come first, so that too little memory shows at once. Several workers take
     one batch each, on one processor thread each: while many small steps cannot keep several
     threads busy, several batches can.
+
+    Args:
+        items: inputs of the function
+        lengths: number of tokens of each item
+        function: computes the answers of a batch
+        tokens: maximum number of tokens in a batch
+        rows: maximum number of items in a batch
+        workers: number of batches that are computed at once
     """
     if min(tokens, rows, workers) < 1:
         raise UsageError(

@@ -136,7 +136,15 @@ def decode(
     options: Decoding = DEFAULT,
     constraints: Constraints = UNCONSTRAINED,
 ) -> list[list[Hypothesis]]:
-    """Hypotheses of each source (b, s), by beam search, greedily or by sampling."""
+    """Hypotheses of each source (b, s), by beam search, greedily or by sampling.
+
+    Args:
+        writer: model that writes
+        source: ids (b, s) that it reads
+        lengths: number of real tokens in each source; all unless given
+        options: how to search
+        constraints: what may be written
+    """
     found = _in_one_call(writer, source, lengths, options, constraints)
     if found is not None:
         return found
@@ -200,7 +208,16 @@ def score(
     options: Decoding = DEFAULT,
     constraints: Constraints = UNCONSTRAINED,
 ) -> list[Hypothesis]:
-    """Given texts, one for each source, with the log-probability of each token and of the end."""
+    """Given texts, one for each source, with the log-probability of each token and of the end.
+
+    Args:
+        writer: model that writes
+        source: ids (b, s) that it reads
+        lengths: number of real tokens in each source; all if None
+        texts: ids of a given text for each source
+        options: how to search
+        constraints: what may be written
+    """
     count, eos = source.shape[0], constraints.eos
     if len(texts) != count:
         raise UsageError(f"{len(texts)} texts for {count} sentences; give one for each")

@@ -91,8 +91,13 @@ class TextStreamer:
 class TextGenerator:
     """Continues prompts with a causal language model and its tokenizer, by its checkpoint's rules.
 
-    The model reads at most `window` tokens at once and has so many logits; `rules` is what its
-    generation_config.json says beside the options, None for a model of our own.
+    Args:
+        model: causal language model
+        tokenizer: its tokenizer
+        vocab: number of logits
+        window: maximum number of tokens that the model reads at once
+        rules: generation_config.json beyond the options; None for a model trained with Regard
+        device: device that the model is on
     """
 
     def __init__(
@@ -137,7 +142,16 @@ class TextGenerator:
         batch_tokens: int = 16_384,
         batch_rows: int = 64,
     ) -> list[list[Continuation]]:
-        """Continue texts in batches of so many tokens and rows; the best of each come first."""
+        """Continue texts in batches of so many tokens and rows; the best of each come first.
+
+        Args:
+            texts: prompts
+            options: how to search or sample
+            stop: text that ends an answer
+            streamer: gets pieces of text as they are written
+            batch_tokens: maximum number of tokens in a batch
+            batch_rows: maximum number of prompts in a batch
+        """
         workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         return in_batches(
             texts,

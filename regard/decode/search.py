@@ -42,7 +42,15 @@ def hypothesis(ids: list[int], passed: list[float], score: float) -> Hypothesis:
 def enough_texts(
     beam: int, n_best: int, divisor: Divisor, stopping: str, patience: float = 1.0
 ) -> float:
-    """Number of finished texts after which the search for a sentence ends."""
+    """Number of finished texts after which the search for a sentence ends.
+
+    Args:
+        beam: beam size
+        n_best: hypotheses to return
+        divisor: length penalty, by which scores are divided
+        stopping: when the search ends: patience, early, length or never
+        patience: factor of the beam size, with stopping="patience"
+    """
     if stopping != "patience":
         return beam if stopping == "early" else inf
     # where length earns nothing, finished and open texts compare directly: no need to give up

@@ -51,8 +51,14 @@ class Joined(NamedTuple):
 class SentenceDecoder:
     """Decodes with an encoder-decoder and its tokenizers, by the rules of its checkpoint.
 
-    `vocab` is the number of logits, `rules` what generation_config.json says beside the options,
-    and a sentence of more than `longest` tokens is read in parts.
+    Args:
+        writer: encoder-decoder
+        source: tokenizer of the sources
+        target: tokenizer of the targets
+        vocab: number of logits
+        rules: generation_config.json beyond the options
+        longest: maximum number of tokens read at once; longer sentences are read in parts
+        device: device that the model is on
     """
 
     def __init__(
@@ -76,7 +82,15 @@ class SentenceDecoder:
     def cut(
         self, text: str, line: int, encode: Callable[[str], list[int]], prefix: Ids, split: bool
     ) -> list[SourceSentence]:
-        """Cut a text into the sentences that are decoded one by one, and what is between them."""
+        """Cut a text into the sentences that are decoded one by one, and what is between them.
+
+        Args:
+            text: text to cut
+            line: number of its line
+            encode: ids of a sentence
+            prefix: ids that the target of the text begins with
+            split: cut at the ends of sentences, not only where they are too long
+        """
         sentences: list[SourceSentence] = []
         texts = split_sentences(text) if split else [text]
         if len(texts) > 1:
@@ -107,7 +121,15 @@ class SentenceDecoder:
         tokens: int,
         rows: int,
     ) -> None:
-        """Decode sentences in batches of so many tokens and rows; `first` seeds sampling."""
+        """Decode sentences in batches of so many tokens and rows; `first` seeds sampling.
+
+        Args:
+            sentences: sentences, which get their hypotheses
+            options: how to search
+            first: number of the first line, which seeds sampling
+            tokens: maximum number of tokens in a batch
+            rows: maximum number of sentences in a batch
+        """
         dtype = lookup("quantise", getattr(options, "quantise", "none"), QUANTISED)
         hypotheses = self._by_engine(sentences, options, dtype)
         if hypotheses is None and dtype != torch.float32 and any(s.ids for s in sentences):

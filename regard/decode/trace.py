@@ -85,7 +85,15 @@ class BeamTrace(Observer):
         divisor: float,
         ends: Mapping[str, Tensor],
     ) -> None:
-        """Take in the continuations of a step, the fate of each, and why the search ends."""
+        """Take in the continuations of a step, the fate of each, and why the search ends.
+
+        Args:
+            considered: scores, parents and tokens of the continuations
+            finishing: True for each continuation that ends its text
+            going: numbers of the continuations that go on
+            divisor: length penalty at this step
+            ends: reasons to end the search, True where one holds
+        """
         on = going[0].tolist()
         opened: dict[int, int] = {}
         columns = [x[0].tolist() for x in (*considered, finishing)]

@@ -127,7 +127,16 @@ def label_loss(
     r_drop: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Summed loss; with R-Drop (Wu et al. 2021), of two passes that should agree."""
+    """Summed loss; with R-Drop (Wu et al. 2021), of two passes that should agree.
+
+    Args:
+        kind: loss of a batch of logits
+        logits: computes the logits, with new dropout at each call
+        targets: targets of the batch
+        smoothing: label smoothing
+        r_drop: weight of the R-Drop term; 0 disables it
+        weights: weight of each class
+    """
     one = logits().float()
     if not r_drop:
         return kind.loss(one, targets, smoothing, weights)

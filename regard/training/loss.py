@@ -88,6 +88,14 @@ def linear_cross_entropy(
 
     Equal to torch's cross_entropy of the logits with label smoothing, reduction sum, without ever
     holding all logits.
+
+    Args:
+        hidden: vectors (n, w)
+        weight: matrix (v, w) of the head
+        targets: classes (n,)
+        bias: bias (v,) of the head
+        smoothing: label smoothing
+        ignore: target that is left out
     """
     if not torch.is_grad_enabled():  # the function itself cannot tell, and would make gradients
         hidden, weight = hidden.detach(), weight.detach()
@@ -106,7 +114,16 @@ def reference_cross_entropy(
     smoothing: float = 0.0,
     ignore: int = -1,
 ) -> Tensor:
-    """Same by torch's own functions, all logits at once: faster for few classes."""
+    """Same by torch's own functions, all logits at once: faster for few classes.
+
+    Args:
+        hidden: vectors (n, w)
+        weight: matrix (v, w) of the head
+        targets: classes (n,)
+        bias: bias (v,) of the head
+        smoothing: label smoothing
+        ignore: target that is left out
+    """
     logits = F.linear(hidden, weight, bias)
     return F.cross_entropy(
         logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=ignore
@@ -173,7 +190,17 @@ def r_drop_loss(
     bias: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Summed R-Drop loss of two passes (n, w) over the same targets (n,)."""
+    """Summed R-Drop loss of two passes (n, w) over the same targets (n,).
+
+    Args:
+        one: vectors (n, w) of the first pass
+        two: vectors (n, w) of the second pass, with other dropout
+        weight: matrix (v, w) of the head
+        targets: classes (n,)
+        alpha: weight of the divergence between the passes
+        bias: bias (v,) of the head
+        smoothing: label smoothing
+    """
     with torch.autocast(weight.device.type, enabled=False):
         one, two = one.to(weight.dtype), two.to(weight.dtype)
         return _RDropLoss.apply(one, two, weight, bias, targets, alpha, smoothing)  # type: ignore[return-value]
@@ -186,6 +213,13 @@ def ctc_loss(
 
     Only the first `lengths` frames and `target_lengths` tokens of each are read. It is infinite for
     a pair that cannot be aligned: `decode.speech.ctc_align.not_alignable` finds these beforehand.
+
+    Args:
+        logits: logits (b, t, vocab)
+        lengths: number of real frames of each
+        targets: target tokens (b, l)
+        target_lengths: number of real tokens of each
+        blank: id of the blank
     """
     return ctc_losses(logits, lengths, targets, target_lengths, blank, "sum")
 
@@ -198,7 +232,16 @@ def ctc_losses(
     blank: int = 0,
     reduction: str = "none",
 ) -> Tensor:
-    """-log p(target) of each of the logits (b, t, vocab), or its sum."""
+    """-log p(target) of each of the logits (b, t, vocab), or its sum.
+
+    Args:
+        logits: logits (b, t, vocab)
+        lengths: number of real frames of each
+        targets: target tokens (b, l)
+        target_lengths: number of real tokens of each
+        blank: id of the blank
+        reduction: "none" for each loss, "sum" for their sum
+    """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probs = logits.log_softmax(-1, dtype=dtype).transpose(0, 1)
     return F.ctc_loss(log_probs, targets, lengths, target_lengths, blank, reduction=reduction)
@@ -226,7 +269,15 @@ def twice(batch: "PairBatch", r_drop: float) -> tuple[Tensor, ...]:
 def head_loss(
     model: "EncoderDecoder", hidden: Tensor, batch: "PairBatch", smoothing: float, r_drop: float
 ) -> Tensor:
-    """Summed loss of the vectors before the head; padding never reaches the logits."""
+    """Summed loss of the vectors before the head; padding never reaches the logits.
+
+    Args:
+        model: model whose head is used
+        hidden: vectors before the head
+        batch: batch with the targets
+        smoothing: label smoothing
+        r_drop: weight of the R-Drop term; 0 disables it
+    """
     real = true_places(batch.writes >= 0, batch.tokens)
     writes = batch.writes.flatten()[real]
     weight, bias = model.head.weight, model.head.bias

@@ -156,8 +156,15 @@ def build_optimiser(
 ) -> AdamW:
     """Build an optimiser with weight decay on matrices, not on biases and norms.
 
-    A layer's learning rate is `layer_decay` times that of the one above, and that of parameters
-    whose names begin with a key of `lr_scales` is multiplied by its value: the group's `scale`.
+    Args:
+        model: model to train
+        name: name of the optimiser
+        lr: peak learning rate
+        weight_decay: weight decay of matrices
+        betas: decay of both moments
+        eps: added to the root of the second moment
+        layer_decay: learning rate of a layer relative to the one above it
+        lr_scales: factors of the learning rate by the beginnings of parameter names
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     # embeddings and what is tied to them do not map between layers, so Muon leaves them out

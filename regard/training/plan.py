@@ -205,6 +205,13 @@ def plan_again(settings: Duration, last: Plan, step: int, spent: float, cost: St
 
     The schedule goes on where it is and ends with the new last step; if it is ahead of the share
     of the time that was spent, it goes back to that.
+
+    Args:
+        settings: what was asked for
+        last: plan that held so far
+        step: first step of the new plan
+        spent: seconds since the start
+        cost: measured time of steps and validations
     """
     assert last.seconds is not None
     share = min(1.0, spent / last.seconds)

@@ -127,7 +127,16 @@ def train_mode(model: nn.Module) -> None:
 def one_step(
     model: nn.Module, task: Trainable, settings: LoopSettings, optimiser, n: int, lr: float
 ) -> tuple[float, float, int, bool]:
-    """Make one update; return loss per token, gradient norm, tokens read, and if all was finite."""
+    """Make one update; return loss per token, gradient norm, tokens read, and if all was finite.
+
+    Args:
+        model: model to train
+        task: gives batches and losses
+        settings: settings of the loop
+        optimiser: updates the weights
+        n: number of the step
+        lr: learning rate of the step
+    """
     rank, size = distributed.rank(), distributed.world_size()
     each = settings.batches or size
     numbers = range(n * each + rank, (n + 1) * each, size)
@@ -200,6 +209,13 @@ def measure(
 
     Weights, optimiser and random numbers of the run are as if this had not happened. Where a
     validation decodes many rows, it is timed on a share of them.
+
+    Args:
+        model: model to train
+        task: gives batches and losses
+        settings: settings of the loop
+        folder: where the checkpoint is written
+        seconds: time budget of the run
     """
     reuse_memory()
     train_mode(model)

@@ -81,8 +81,14 @@ def draw_plots(
 ) -> Sheet:
     """Draw rows of plots of one size (width, height) in inches under a title and notes.
 
-    `widths` are those of the columns where they differ; in a figure of `bare` plots there is no
-    room for ticks and labels. A row may have a heading above the titles of its plots.
+    Args:
+        title: title of the figure
+        rows: rows of plots
+        notes: lines below the title
+        size: width and height of a plot in inches
+        widths: widths of the columns, where they differ
+        bare: leave no room for ticks and labels
+        headings: heading above each row
     """
     count = max(map(len, rows))
     widths = widths or [size[0]] * count

@@ -117,7 +117,15 @@ def draw_heat_maps(picture: Picture, layers: Choice = None, heads: Choice = None
 def lay_out_maps(
     title: str, maps: list[list[HeatMap]], letters: float, norm: Normalize, words: Sequence[str]
 ) -> Sheet:
-    """Lay rows of heat maps out, with room for their labels and a scale of their colours."""
+    """Lay rows of heat maps out, with room for their labels and a scale of their colours.
+
+    Args:
+        title: title of the figure
+        maps: rows of heat maps
+        letters: font size of the labels
+        norm: scale of the colours
+        words: further texts to have fonts for
+    """
     panels = [each for row in maps for each in row]
     em = letters / 72
     left = max(text_width(name) for each in panels for name in each.rows) * em + 0.12

@@ -99,7 +99,12 @@ def caption_views(
 ) -> list[View]:
     """Place on an image what each word of a caption attends to, by the layers of cross-attention.
 
-    `word_of` says to which word each token belongs; a word's attention is the mean of its tokens'.
+    Args:
+        encoder: image encoder
+        maps: attention that was watched
+        size: height and width of the image
+        words: words of the caption
+        word_of: word of each token; a word's attention is the mean of its tokens'
     """
     return word_views(maps, feature_grid(encoder, size), words, word_of)
 
@@ -109,7 +114,12 @@ def word_views(
 ) -> list[View]:
     """Place what each word attends to on a grid of keys, by the layers of cross-attention.
 
-    Words are written from step `first` on.
+    Args:
+        maps: attention that was watched
+        key_grid: grid of the keys
+        words: words that were written
+        word_of: word of each token
+        first: step at which the words begin
     """
     query_grid = TokenGrid(tuple(words), 0, 0, 1.0, 1.0)
     share = torch.zeros(len(words), len(word_of))
@@ -302,6 +312,13 @@ def reconstruction(
     """Put images (n, c, h, w) beside what was left of them and what a model made of that.
 
     Numbers are from 0 to 1, or bytes. Look(...) shows the picture and saves it.
+
+    Args:
+        original: images (n, c, h, w)
+        masked: what was left of them
+        rebuilt: what the model made of that
+        title: title of the picture
+        note: line below it
     """
     sides = {"original": original, "masked": masked, "rebuilt": rebuilt}
     if not original.shape == masked.shape == rebuilt.shape or original.ndim != 4:
@@ -373,6 +390,16 @@ def image_picture(
     query: QueryPoint,
     **about: Any,
 ) -> Picture:
-    """Make a picture of what was watched: one of VIEWS over a photo, with its title and output."""
+    """Make a picture of what was watched: one of VIEWS over a photo, with its title and output.
+
+    Args:
+        view: one of VIEWS
+        model: model that was watched
+        maps: attention that was watched
+        size: height and width that the model read
+        photo: pixels to draw on
+        query: point or token that attends
+        about: further fields of the picture
+    """
     picture = view(model, maps, size, query)
     return picture if picture.tiles else replace(picture, photo=photo, query=query, **about)

@@ -63,7 +63,16 @@ class Sheet:
         colour: str = INK,
         room: float = math.inf,
     ) -> None:
-        """Write a text from a point on its baseline, cut to the room there is."""
+        """Write a text from a point on its baseline, cut to the room there is.
+
+        Args:
+            text: text to write
+            left: inches from the left
+            down: inches from the top
+            size: font size in points
+            colour: colour of the text
+            room: inches to which it is cut
+        """
         shown = cut(self.spell(text), room * 72 / size)
         at = left / self.width, 1 - down / self.height
         self.figure.text(*at, shown, **self.style(size, colour))
@@ -146,9 +155,19 @@ def lay_out(
 ) -> Sheet:
     """Draw rows of panels of some size (width, height) under a title and notes.
 
-    `pitch` is from one panel to the next, of which `left` (for labels) is before it; `above` is
-    kept free over each row, as are `right` and `bottom`. `words` are further texts to have fonts
-    for; captions are of `letters` points.
+    Args:
+        title: title of the figure
+        rows: rows of panels
+        size: width and height of a panel in inches
+        notes: lines below the title
+        words: further texts to have fonts for
+        pitch: inches from one panel to the next
+        left: inches before each panel, for labels
+        above: inches above each row
+        right: inches kept free on the right
+        bottom: inches kept free below
+        letters: font size of captions in points
+        min_width: minimum width of the figure in inches
     """
     panels = [panel for row in rows for panel in row]
     if len(panels) > MAX_PANELS:

@@ -76,9 +76,15 @@ def draw_curves(
 ) -> None:
     """Draw a line through the means of each name, with bars for their intervals.
 
-    `labels` are those of x, whose axis is logarithmic unless `log` is off, and y; x = `trained` is
-    marked. `styles` are the numbers of the lines among STYLES, if not as they come; `hollow` the
-    points of a line that stand for too little.
+    Args:
+        path: file to write
+        title: title of the plot
+        lines: points of each line
+        labels: labels of the x and the y axis
+        trained: value of x that is marked
+        log: logarithmic x axis
+        styles: style number of each line; in order unless given
+        hollow: points of a line drawn hollow, since they stand for too little
     """
     names = {name: cut(name, _MAX_LABEL) for name in lines}
     room = max(map(text_width, names.values()), default=1) * 8 / 72 + 0.75

@@ -96,8 +96,18 @@ def sound_picture(
 ) -> Picture:
     """Make a picture of what was watched while a model read a spectrogram (frames, mels).
 
-    A column of its attention is `stride` frames. `words` were written by a decoder from step
-    `first` on, and `word_of` says to which of them each token belongs.
+    Args:
+        model: model that was watched
+        maps: attention that was watched
+        spectrogram: features (frames, mels)
+        recording: the sound
+        stride: frames per column of attention
+        view: name of the view
+        query: frame that attends, or the mean of all
+        words: words that a decoder wrote
+        word_of: word of each token
+        first: step at which the words begin
+        about: further fields of the picture
     """
     choose = lookup("view", view, SOUND_VIEWS)
     frames, mels = spectrogram.shape

@@ -28,6 +28,13 @@ def text_views(
     those of the encoder. `writes` is what is predicted at each of `tokens`: the next token, or a
     tag. Layers are told apart by name: `encoder.*` attends from source to source, `*.cross` from
     tokens to source, `*.pool` (or any other number of queries) from the `whole` to its tokens.
+
+    Args:
+        maps: attention that was watched
+        tokens: tokens that the model, or its decoder, reads
+        source: tokens that the encoder reads
+        writes: prediction at each token: the next token, or a tag
+        whole: name of the query that stands for all tokens
     """
     views = []
     for name in maps:
@@ -93,9 +100,12 @@ def candidate_steps(
 ) -> list[Step]:
     """Step for each row of probabilities (n, classes), with its likeliest candidates.
 
-    `names` spells a class: a tokenizer's `pieces`, or the list of all names. `chosen` are the ids
-    that were taken, the likeliest unless given; `tokens` how these are spelled, where that depends
-    on those around them (a character of several bytes).
+    Args:
+        probabilities: probabilities (n, classes)
+        names: spells a class: a tokenizer's `pieces`, or the list of all names
+        candidates: number of candidates to show
+        chosen: ids that were taken; the most probable unless given
+        tokens: spelling of these, where it depends on those around them
     """
     top = probabilities.topk(min(candidates, probabilities.shape[-1]))
     steps = []

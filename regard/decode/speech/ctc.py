@@ -50,6 +50,13 @@ class FusionModel:
     """A language model for shallow fusion, asked for the next token after given texts.
 
     Its tokens must be those of the CTC model: the same tokenizer, or characters on both sides.
+
+    Args:
+        writer: causal language model
+        tokenizer: its tokenizer
+        ctc: tokenizer of the CTC model, if it is another
+        context: maximum number of last tokens that are read
+        device: device that the model is on
     """
 
     def __init__(
@@ -61,10 +68,6 @@ class FusionModel:
         context: int = MAX_TEXT_TOKENS,
         device: torch.device | str = "cpu",
     ):
-        """Take a writer with its tokenizer, and the tokenizer of the CTC model if another.
-
-        It reads at most the last `context` tokens of a text.
-        """
         self.writer, self.tokenizer, self.context = writer, tokenizer, context
         self.ids = _same_tokens(tokenizer, ctc or tokenizer)
         self.columns = torch.tensor(self.ids, device=device)
@@ -279,6 +282,13 @@ class CTCPrefixScore(ByRow):
     Every token gets (1 - weight) times its log-probability by the decoder plus weight times that of
     CTC: of all texts that go on with it, given the text so far (Watanabe et al. 2017). The end of
     the text gets that of the text itself. To be used with on="logprobs".
+
+    Args:
+        log_probs: log-probabilities (b, frames, vocab) of the batch that is decoded
+        lengths: number of real frames of each sound; all unless given
+        weight: weight of CTC in the joint score
+        blank: id of the blank
+        ends: tokens that end a text
     """
 
     def __init__(
@@ -290,7 +300,6 @@ class CTCPrefixScore(ByRow):
         blank: int = BLANK,
         ends: Sequence[int] = (EOS,),
     ):
-        """Take the log-probabilities (b, frames, vocab) of the batch that is decoded."""
         if not 0 <= weight <= 1:
             raise UsageError(f"ctc_weight={weight} is not between 0 and 1")
         self.weight, self.blank, self.ends = weight, blank, list(ends)

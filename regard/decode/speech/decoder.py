@@ -139,7 +139,12 @@ class EncodedBatch:
 class SpeechDecoder(Generic[Options]):
     """Decodes with a speech model and its tokenizer.
 
-    A frame of the encoder is so many `seconds` long; it tells of what began `delay` seconds before.
+    Args:
+        model: speech model
+        tokenizer: its tokenizer
+        seconds: duration of a frame of the encoder
+        delay: seconds from a sound to the frame that tells of it
+        device: device that the model is on
     """
 
     def __init__(
@@ -259,6 +264,13 @@ class SpeechDecoder(Generic[Options]):
 
         A text has the mean over the speeds of its probability by CTC; those are compared that are
         the best at some speed. The times of words are those of the sound as it is.
+
+        Args:
+            sounds: for each sound, its utterance at every speed
+            speeds: factors of speed
+            options: how to decode
+            lm: language model for shallow fusion
+            frames: maximum number of frames in a batch
         """
         wide = replace(options, n_best=max(options.n_best, options.beam))
 

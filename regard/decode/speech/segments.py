@@ -100,6 +100,13 @@ def cut_at_pauses(
 
     A recording that is short enough stays whole. A longer one is cut at its longest pauses; where a
     sound goes on for longer, it is cut at the quietest point of the second half.
+
+    Args:
+        samples: recording (n,)
+        rate: sampling rate in Hz
+        most_seconds: maximum duration of a segment
+        min_pause: seconds of silence that make a pause
+        margin: seconds kept on both sides of what sounds
     """
     if most_seconds < 4 * HOP or min_pause <= 0 or margin < 0:
         raise UsageError(

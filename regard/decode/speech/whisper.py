@@ -255,7 +255,15 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
         timestamps: bool = False,
         lines: Sequence[int] = (),
     ) -> list[WindowText]:
-        """Write the texts of windows over their memory; `lines` number them for random draws."""
+        """Write the texts of windows over their memory; `lines` number them for random draws.
+
+        Args:
+            memory: encoded windows (b, s, w)
+            lengths: number of real vectors of each
+            options: how to decode
+            timestamps: write timestamps, too
+            lines: numbers of the windows, which seed sampling
+        """
         prompts = self.prompts(memory, lengths, options, timestamps)
         lines = list(lines) or list(range(len(memory)))
         made = self._write(memory, lengths, prompts, options, timestamps, lines)
@@ -508,6 +516,13 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
 
         They are read off the heads of cross-attention that follow the sound, by dynamic time
         warping; the first so many `frames` of each memory are of sound.
+
+        Args:
+            memory: encoded windows (b, s, w)
+            lengths: number of real vectors of each
+            prompts: ids before each text
+            texts: ids of each text
+            frames: number of vectors of sound in each memory
         """
         end = self.config.all_ends[0]
         rows = [[*prompt, *text, end] for prompt, text in zip(prompts, texts, strict=True)]

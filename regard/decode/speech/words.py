@@ -85,6 +85,14 @@ def words(
     `loudness` returns it, words are laid over the sound that is heard near their tokens; otherwise
     neighbours meet halfway between their tokens. A model that emits tokens so many seconds after
     their sound has a `delay`, which is negative where it is early.
+
+    Args:
+        timed: alignment of tokens to frames
+        tokenizer: spells the tokens
+        seconds_per_frame: duration of a frame
+        level: loudness of the sound, as `loudness` returns it
+        offset: time at which the sound begins, in seconds
+        delay: seconds by which the model emits tokens late; negative if early
     """
     found = word_tokens(timed.ids, tokenizer)
     if not found:

@@ -260,8 +260,13 @@ def engine_of(
 ) -> "Engine | None":
     """The engine of a model (`before`, if it still holds), where all of it is known exactly.
 
-    Products are in `dtype`, float32 or int8. `known` are functions of the model's own class, as
-    `known_functions` returned them.
+    Args:
+        model: model that is decoded
+        parts: its encoder, decoder, embeddings and head
+        never: tokens that are never written
+        dtype: float32, or int8 for quantised products
+        known: functions of the model's own class, as `known_functions` returned them
+        before: engine of an earlier call, returned if it still holds
     """
     if _off(model, known):
         return None
