@@ -23,10 +23,10 @@ from regard.layers.fast.kernel_weights import (
     kernel_weights,
     known_functions,
     unchanged_functions,
-    unmodified,
     unpatched,
     weight_and_bias,
 )
+from regard.layers.fast.stack import StackShape, changed_part, known_embedding
 from regard.layers.norm import RMSNorm
 from regard.layers.residual import PostNorm, PreNorm
 from regard.layers.vocabulary import VocabularyLinear
@@ -53,14 +53,6 @@ class Parts(NamedTuple):
     decoder_norm: nn.Module
     head: VocabularyLinear
     head_scale: float = 1.0
-
-
-class _Shape(ctypes.Structure):
-    names = ["width", "heads", "kv_heads", "head_width", "ffn_width", "act", "gated", "centred"]
-    names += ["post", "readers", "writers", "target_vocab", "bytes"]
-    _fields_ = [(name, ctypes.c_long) for name in names]
-    fractions = ["eps", "scale", "source_scale", "target_scale", "head_scale"]
-    _fields_ += [(name, ctypes.c_double) for name in fractions]
 
 
 class _Job(ctypes.Structure):
@@ -117,7 +109,7 @@ class Engine:
 
     def _pack(self) -> int | None:
         first, parts = cast(BlockWeights, self.blocks[0]), self.parts
-        shape = _Shape(*first[2:8])
+        shape = StackShape(*first[2:8])
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
         shape.post, shape.head_scale = first.order is PostNorm, parts.head_scale
         shape.readers, shape.writers = len(parts.encoder), len(parts.decoder)
@@ -300,9 +292,8 @@ def _off(model: nn.Module, known: Any) -> str:
 
 def _unknown(model: nn.Module, parts: Parts) -> str:
     """The part of a model that the engine does not know, or that somebody changed, else ""."""
-    changed = [name for name, m in model.named_modules() if m.training or not unmodified(m)]
-    if changed:
-        return f"{changed[0] or 'the model'} is in training, has a hook or a method of its own"
+    if changed := changed_part(model):
+        return changed
     if not parts.encoder or not parts.decoder:
         return "it has no encoder or no decoder"
     blocks = _blocks(parts)
@@ -312,15 +303,7 @@ def _unknown(model: nn.Module, parts: Parts) -> str:
     if first.kv_heads != first.heads or first.position is not None:
         return "its heads share keys, or its positions rotate queries and keys"
     for embed in (parts.source, parts.target):
-        if (
-            type(embed) is not TokenEmbedding
-            or type(embed.position) not in _ADDED
-            or embed.types is not None
-            or type(embed.widen) is not nn.Identity
-            or type(embed.tokens) is not nn.Embedding
-            or embed.tokens.max_norm is not None
-            or not kernel_can_read(embed.tokens.weight, tuple(embed.tokens.weight.shape))
-        ):
+        if type(embed) is not TokenEmbedding or not known_embedding(embed, _ADDED):
             return f"its embedding ({type(embed.position).__name__} positions)"
     for block in (*parts.encoder, *parts.decoder):
         if type(cast(Any, block).attention.position) not in _ADDED:

@@ -22,10 +22,16 @@ from regard.layers.fast.kernel_weights import (
     kernel_can_read,
     known_functions,
     unchanged_functions,
-    unmodified,
     weight_and_bias,
 )
-from regard.layers.fast.stack import PackedStack, Past, packed_head, packed_stack
+from regard.layers.fast.stack import (
+    PackedStack,
+    Past,
+    changed_part,
+    known_embedding,
+    packed_head,
+    packed_stack,
+)
 from regard.layers.vocabulary import VocabularyLinear
 from regard.native.torch_private import traced
 
@@ -171,19 +177,10 @@ def why_not_greedy(model: nn.Module, parts: DecoderParts, known: Functions) -> s
 
 def _unknown(model: nn.Module, parts: DecoderParts) -> str:
     """The part of a model that is not known, or that somebody changed, else ""."""
-    changed = [name for name, m in model.named_modules() if m.training or not unmodified(m)]
-    if changed:
-        return f"{changed[0] or 'the model'} is in training, has a hook or a method of its own"
+    if changed := changed_part(model):
+        return changed
     embed: Any = parts.embed
-    if (
-        type(embed) not in _EMBEDDINGS
-        or type(embed.position) not in _POSITIONS
-        or embed.types is not None
-        or type(embed.widen) is not nn.Identity
-        or type(embed.tokens) is not nn.Embedding
-        or embed.tokens.max_norm is not None
-        or not kernel_can_read(embed.tokens.weight, tuple(embed.tokens.weight.shape))
-    ):
+    if type(embed) not in _EMBEDDINGS or not known_embedding(embed, _POSITIONS):
         return f"its embedding ({type(embed.position).__name__} positions)"
     if type(parts.head) is not VocabularyLinear:
         return f"its head {type(parts.head).__name__}"

@@ -6,7 +6,7 @@ numbers have the same checksum. Whatever is not known exactly is left to PyTorch
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -354,6 +354,26 @@ def _plain(*tensors: Tensor | None) -> bool:
     """True if tensors are there as plain float32 on the CPU, or are not there."""
     return all(
         x is None or (type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu) for x in tensors
+    )
+
+
+def changed_part(model: nn.Module) -> str:
+    """What of a model is in training, or was changed by somebody, else ""."""
+    changed = [name for name, m in model.named_modules() if m.training or not unmodified(m)]
+    if not changed:
+        return ""
+    return f"{changed[0] or 'the model'} is in training, has a hook or a method of its own"
+
+
+def known_embedding(embed: Any, positions: Container[type]) -> bool:
+    """True if an embedding is a table of tokens to which a known position is added."""
+    return (
+        type(embed.position) in positions
+        and embed.types is None
+        and type(embed.widen) is nn.Identity
+        and type(embed.tokens) is nn.Embedding
+        and embed.tokens.max_norm is None
+        and kernel_can_read(embed.tokens.weight, tuple(embed.tokens.weight.shape))
     )
 
 
