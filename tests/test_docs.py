@@ -12,6 +12,7 @@ import inspect
 import re
 import shlex
 import sys
+import warnings
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -152,10 +153,16 @@ def test_the_reference_is_built_with_every_page_in_its_index(tmp_path: Path):
     assert spec is not None and spec.loader is not None
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
-    reference.build(tmp_path / "out", ["regard.attention.attend"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a name that does not resolve
+        reference.build(tmp_path / "out", ["regard.attention.attend", "regard.viewer"])
     page = (tmp_path / "out" / "regard" / "attention" / "attend.html").read_text()
     assert "an average of the values for" in page
+    lazy = (tmp_path / "out" / "regard" / "viewer.html").read_text()
+    assert "Draw rows of plots" in lazy  # of a name that the package imports when asked
+    assert {"regard", "regard.training.fit"} < set(reference.specifications())
     index = (tmp_path / "out" / "index.html").read_text()
+    assert 'href="regard/viewer.html"' in index
     links = [link for link in re.findall(r'href="([^"]+)"', index) if not link.startswith("regard")]
     assert len(links) == len(ALL)
     for link in links:
