@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ print(native.status())
 print(regard.doctor("en-zh").search or "natively")
 for line in {lines!r}:
     print(regard.load("en-zh").run(line), regard.load("en-zh").run(line, quantise="int8"))
+writer = regard.load({writer!r})
+with native.fast(writer.model, frozen=True):
+    print(writer.model.continue_texts([[5, 6, 7], [8]], [6, 9]))
+print(regard.doctor({writer!r}).search or "natively")
+print([str(one) for one in writer.run({lines!r}, temperature=0, max_length=12)])
 """
 
 
@@ -74,7 +80,12 @@ def test_kernels_are_on_where_the_wheel_is_installed_without_a_compiler(wheel: P
         "REGARD_CACHE": str(tmp_path / "cache"),
         "HOME": str(tmp_path),
     }
-    program = PROGRAM.format(lines=LINES)
+    writer = tmp_path / "writer"
+    data = tmp_path / "text.txt"
+    data.write_text("".join(f"{n} {line}\n" for n in range(50) for line in LINES))
+    words = {"like": "llama", "width": 32, "depth": 2, "heads": 4, "pieces": 1100, "context": 64}
+    regard.train("language", data=data, out=str(writer), steps=5, quiet=True, **words)
+    program = PROGRAM.format(lines=LINES, writer=str(writer))
     done = subprocess.run(
         [home / "bin" / "python", "-c", program],
         env=env,
@@ -83,10 +94,18 @@ def test_kernels_are_on_where_the_wheel_is_installed_without_a_compiler(wheel: P
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    told, how, *texts = done.stdout.splitlines()
+    told, how, *texts, continued, how_written, written = done.stdout.splitlines()
     assert told.startswith("C kernels: on for decoding and filters") and how == "natively"
     model = regard.load("en-zh")
     assert texts == [f"{model.run(x)} {model.run(x, quantise='int8')}" for x in LINES]
+    model = regard.load(writer)
+    with native.fast(model.model, frozen=True):
+        wanted = model.model.continue_texts([[5, 6, 7], [8]], [6, 9])
+    for (ids, steps), (tokens, likely) in zip(literal_eval(continued), wanted, strict=True):
+        assert ids == tokens and steps == pytest.approx(likely, abs=1e-5)
+    assert how_written == "natively"
+    texts = [str(one) for one in model.run(LINES, temperature=0, max_length=12)]
+    assert literal_eval(written) == texts
 
 
 def test_int8_has_the_same_bits_with_and_without_vnni(tmp_path, monkeypatch):
