@@ -11,6 +11,7 @@ from regard.modalities import MODALITIES
 from regard.modalities.base import Modality
 from regard.models import MODELS, family, info_of, preset, preset_family, preset_names
 from regard.models.folder import model_config, on_meta, read_config
+from regard.models.protocols import ModelConfig
 from regard.pretrained.folder import is_foreign, read_foreign
 
 _PAIRS = {"pair": "text+text"}
@@ -40,7 +41,7 @@ def described(folder: Path) -> tuple[str, Any]:
     return read["family"], model_config(read, folder / "config.json")
 
 
-def build(kind: str, config: Any) -> nn.Module:
+def build(kind: str, config: ModelConfig) -> nn.Module:
     """Build a model of a family on the meta device."""
     with on_meta():
         return family(kind)[1](config)

@@ -1,6 +1,7 @@
 """The context of a text's tokens: windows of some layers, and packed documents."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from jaxtyping import Int
@@ -9,7 +10,26 @@ from torch import Tensor
 from regard.attention.places import Range, within_range
 
 
-def windowed(config: Any) -> frozenset[int]:
+class Windows(Protocol):
+    """Config of a model of which some layers attend only within a window."""
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens of the window; None: there is none."""
+        ...
+
+    @property
+    def window_layers(self) -> Sequence[int] | None:
+        """Numbers of the layers that have it; None: all."""
+        ...
+
+
+def windowed(config: Windows) -> frozenset[int]:
     """Numbers of the layers that attend only within the window."""
     layers = range(config.depth)
     if config.window is None:

@@ -1,6 +1,6 @@
 """Token embeddings."""
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,26 @@ TIES: dict[str, tuple[bool, bool]] = {
 }
 
 
-def ties(config: Any) -> tuple[bool, bool]:
+class TwoVocabularies(Protocol):
+    """Config of a model with a vocabulary on either side."""
+
+    @property
+    def tie(self) -> str:
+        """What shares embeddings, a name of TIES."""
+        ...
+
+    @property
+    def source_vocab(self) -> int:
+        """Number of pieces of the source vocabulary."""
+        ...
+
+    @property
+    def target_vocab(self) -> int:
+        """Number of pieces of the target vocabulary."""
+        ...
+
+
+def ties(config: TwoVocabularies) -> tuple[bool, bool]:
     """True if both sides share their embeddings, and true if the head has the target's."""
     sides, head = lookup("tie", config.tie, TIES)
     if sides and config.source_vocab != config.target_vocab:

@@ -6,9 +6,10 @@ from typing import Any
 
 from regard.errors import lookup
 from regard.layers.block import size_field
+from regard.models.protocols import ModelConfig
 
 
-def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
+def with_changes(config: ModelConfig, changes: Mapping[str, Any]) -> Any:
     """Config with some fields replaced, those of nested configs by dotted names."""
     own = {name: value for name, value in changes.items() if "." not in name}
     inner: dict[str, dict[str, Any]] = {}

@@ -20,6 +20,7 @@ from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomica
 from regard.files.hashes import remedy, verify
 from regard.files.weights import COUNTER, state_of, stored_names
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
+from regard.models.protocols import ModelConfig
 from regard.settings import fill
 
 FOLDER_FORMAT = 2
@@ -48,7 +49,7 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def check_buildable(config: Any) -> None:
+def check_buildable(config: ModelConfig) -> None:
     """Refuse the config of a model that cannot be built, such as one with an unknown norm."""
     for name in MODELS:
         kind, model = family(name)
@@ -155,7 +156,7 @@ def load_folder(
     return model.eval(), config
 
 
-def build_on_meta(name: str, settings: Any, path: Path, weights: int) -> nn.Module:
+def build_on_meta(name: str, settings: ModelConfig, path: Path, weights: int) -> nn.Module:
     """Build a model of a family with so many weights on meta, or refuse its config.
 
     Layers are built one by one, so more than the weights can be of are not even begun.

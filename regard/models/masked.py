@@ -6,7 +6,7 @@ whole: those with the smallest are visible.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -94,7 +94,14 @@ class MaskedImageModel(nn.Module):
         power: power of the error
     """
 
-    def __init__(self, encoder: ViT | Swin, config: Any, unit: int, target: Target, power: int):
+    def __init__(
+        self,
+        encoder: ViT | Swin,
+        config: "MAEConfig | SimMIMConfig",
+        unit: int,
+        target: Target,
+        power: int,
+    ):
         super().__init__()
         self.encoder, self.config, self.unit = encoder, config, unit
         self.target, self.power = target, power

@@ -1,11 +1,51 @@
 """What tasks and tools ask of a model, whatever its family."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from regard.layers.block import BlockConfig
 from regard.layers.layout import Layout
+
+
+class ModelConfig(Protocol):
+    """Config of a model of any family: a dataclass, whose fields differ by family."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class BlockModelConfig(ModelConfig, Protocol):
+    """Config of a model whose layers are blocks of one kind."""
+
+    @property
+    def block(self) -> BlockConfig:
+        """Config of a block."""
+        ...
+
+
+class ImageModelConfig(ModelConfig, Protocol):
+    """Config of a model that reads images."""
+
+    @property
+    def image(self) -> int:
+        """Number of pixels per side of an image."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of an image."""
+        ...
+
+
+class PatchModelConfig(ImageModelConfig, Protocol):
+    """Config of a model that reads images patch by patch."""
+
+    @property
+    def patch(self) -> int:
+        """Number of pixels per side of a patch."""
+        ...
 
 
 class Model(Protocol):

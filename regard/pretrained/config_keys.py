@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.errors import UsageError, lookup
+from regard.models.protocols import ModelConfig
 from regard.settings import fill
 
 Theirs = Mapping[str, Any]  # a config.json of transformers
@@ -34,7 +35,7 @@ class Key:
         known = isinstance(value, Hashable) and value in self.names
         return {self.theirs: self.names[value] if known else value}
 
-    def write(self, config: Any) -> dict[str, Any]:
+    def write(self, config: ModelConfig) -> dict[str, Any]:
         """Return their key with the value of our setting."""
         value = self.value(config) if self.value else setting_of(config, self.ours)
         if self.only and value not in self.names.values():
@@ -151,7 +152,7 @@ def read_keys(
     return fill(cls, values, short=short)
 
 
-def write_keys(config: Any, keys: Iterable[Key | KeyGroup]) -> dict[str, Any]:
+def write_keys(config: ModelConfig, keys: Iterable[Key | KeyGroup]) -> dict[str, Any]:
     """Return their keys for one of our configs."""
     return {name: value for key in keys for name, value in key.write(config).items()}
 
@@ -162,8 +163,9 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def setting_of(config: Any, path: str) -> Any:
+def setting_of(config: ModelConfig, path: str) -> Any:
     """Return the setting of a config at a dotted path, None where there is no such."""
+    value: Any = config
     for name in path.split("."):
-        config = getattr(config, name, None)
-    return config
+        value = getattr(value, name, None)
+    return value

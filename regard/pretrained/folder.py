@@ -14,6 +14,7 @@ from regard.files import errors_in, read_json, write_json
 from regard.files.weights import float_state
 from regard.models.ensemble import members_of
 from regard.models.folder import FOLDER_FORMAT, STRANGE, assign_weights, build_on_meta
+from regard.models.protocols import ModelConfig
 from regard.models.vit import ViTConfig
 from regard.pretrained.config_keys import Theirs, shortened
 from regard.pretrained.format import Format
@@ -90,7 +91,7 @@ def _architecture(format: Format, named: Any) -> str:
     raise UsageError(f"architectures={named!r:.60}; known for {format.model_type} are {known}")
 
 
-def _refuse_unknown_keys(format: Format, theirs: Theirs, config: Any, named: str) -> None:
+def _refuse_unknown_keys(format: Format, theirs: Theirs, config: ModelConfig, named: str) -> None:
     """Refuse keys that we do not know: an output may depend on them.
 
     We know those that we would write ourselves for the same model, and those that change nothing.
@@ -211,7 +212,7 @@ def export_weights(
     return format.model_type
 
 
-def _choose_format(config: Theirs, settings: Any) -> tuple[Format, dict[str, Any]]:
+def _choose_format(config: Theirs, settings: ModelConfig) -> tuple[Format, dict[str, Any]]:
     """Return a format that holds a model of these settings, and its config.json.
 
     It is the format that the model came in, if it still fits, or another one.

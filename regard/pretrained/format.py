@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.positions import POSITION_ALIASES
 from regard.errors import UsageError
 from regard.models import family
+from regard.models.protocols import ModelConfig
 from regard.pretrained.config_keys import (
     Key,
     KeyGroup,
@@ -42,7 +43,7 @@ class Architecture:
     base: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)  # of our config.json, beside the model
 
-    def fits(self, config: Any) -> bool:
+    def fits(self, config: ModelConfig) -> bool:
         """Tell whether one of our configs has the settings that make this class."""
         return all(setting_of(config, key) == value for key, value in self.config.items())
 
@@ -101,7 +102,7 @@ class Format:
         settings = {**self.config, **architecture.config}
         return self.canonical(read_keys(family(self.family)[0], theirs, keys, settings))
 
-    def write_config(self, config: Any, task: str | None = None) -> dict[str, Any]:
+    def write_config(self, config: ModelConfig, task: str | None = None) -> dict[str, Any]:
         """Return their config.json for our config of a model for a task."""
         named = self.architecture(task, config)
         keys = (*self.keys, *self.architectures[named].keys)
@@ -114,7 +115,7 @@ class Format:
         named = [name for name, other in tasks.items() if task in (None, other)]
         return named or [n for n, other in tasks.items() if (task, other) == ("translate", "text")]
 
-    def architecture(self, task: str | None = None, config: Any = None) -> str:
+    def architecture(self, task: str | None = None, config: ModelConfig | None = None) -> str:
         """Name their class for a task and, if it is given, our config; or the default one."""
         named = self.serves(task)
         if not named:
@@ -133,10 +134,10 @@ class Format:
 _TRAINING_ONLY = re.compile(r"init|drop_path|.*dropout")
 
 
-def differing(ours: Any, again: Any) -> list[str]:
+def differing(ours: ModelConfig, again: ModelConfig) -> list[str]:
     """Name the settings in which a config differs from what came back from a format."""
 
-    def settings(config: Any) -> dict[str, Any]:
+    def settings(config: ModelConfig) -> dict[str, Any]:
         values = asdict(config)
         if isinstance(block := values.pop("block", None), dict):
             block["kv_heads"] = block["kv_heads"] or block["heads"]

@@ -7,6 +7,9 @@ from typing import Any
 
 from regard.errors import UsageError
 from regard.files import read_json, write_json
+from regard.models.bert import BertConfig
+from regard.models.protocols import ImageModelConfig, ModelConfig
+from regard.models.whisper import WhisperConfig
 from regard.pretrained.chat_template import read_chat, write_chat
 from regard.pretrained.config_keys import Theirs
 from regard.pretrained.feature_extractor import read_extractor, write_extractor
@@ -35,7 +38,9 @@ _KEPT = {
 }
 
 
-def read_task_config(folder: Path, theirs: Theirs, task: str, config: Any) -> dict[str, Any]:
+def read_task_config(
+    folder: Path, theirs: Theirs, task: str, config: ModelConfig
+) -> dict[str, Any]:
     """Return what a task knows beside the model, as the config.json of a folder of ours has it."""
     made: dict[str, Any] = {}
     for read in _READERS.get(task, ()):
@@ -74,11 +79,11 @@ def _problem_type(theirs: Theirs) -> str | None:
     return kind
 
 
-def _read_tags(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_tags(folder: Path, theirs: Theirs, config: ModelConfig) -> dict[str, Any]:
     return {"labels": _labels(theirs)}
 
 
-def _read_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_classes(folder: Path, theirs: Theirs, config: ModelConfig) -> dict[str, Any]:
     labels, kind = _labels(theirs), _problem_type(theirs)
     if kind == _VALUE and len(labels) > 1:
         raise UsageError(f"problem_type={kind} with {len(labels)} labels; only 1 is supported")
@@ -86,7 +91,7 @@ def _read_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
     return {"labels": labels, "several": kind == _MANY_LABELS, **given}
 
 
-def _read_image_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_image_classes(folder: Path, theirs: Theirs, config: ModelConfig) -> dict[str, Any]:
     labels, kind = _labels(theirs), _problem_type(theirs)
     if kind not in (None, _ONE_LABEL) or len(labels) == 1:
         raise UsageError(
@@ -96,16 +101,16 @@ def _read_image_classes(folder: Path, theirs: Theirs, config: Any) -> dict[str, 
     return {"labels": labels}
 
 
-def _read_images(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_images(folder: Path, theirs: Theirs, config: ImageModelConfig) -> dict[str, Any]:
     image = read_processor(folder, config.image, config.channels)
     return {"image": image, **read_decoder_config(theirs)}
 
 
-def _read_sounds(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_sounds(folder: Path, theirs: Theirs, config: WhisperConfig) -> dict[str, Any]:
     return {"sound": read_extractor(folder, config.mels, 2 * config.max_frames)}
 
 
-def _read_languages(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_languages(folder: Path, theirs: Theirs, config: ModelConfig) -> dict[str, Any]:
     """Return the languages of a translator: of one that we exported, or of Marian's tokenizer."""
     path = folder / "tokenizer_config.json"
     if "regard_task" in theirs:
@@ -116,12 +121,12 @@ def _read_languages(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]
     return {key: value for key, value in sides.items() if isinstance(value, str)}
 
 
-def _read_chat(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_chat(folder: Path, theirs: Theirs, config: ModelConfig) -> dict[str, Any]:
     chat = read_chat(folder)
     return {} if chat is None else {"chat": chat}
 
 
-def _read_pooling(folder: Path, theirs: Theirs, config: Any) -> dict[str, Any]:
+def _read_pooling(folder: Path, theirs: Theirs, config: BertConfig) -> dict[str, Any]:
     """Return how a sentence-embedding model makes one vector of many, if it says so."""
     made: dict[str, Any] = {}
     path = folder / "1_Pooling" / "config.json"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,12 +12,16 @@ from regard.errors import UsageError
 from regard.files.weights import float_state
 from regard.models import family
 from regard.models.folder import on_meta
+from regard.models.protocols import ModelConfig
 from regard.pretrained.format import Format
 from regard.pretrained.weight_names import CHANGES, Rule, WeightNames, as_rule
 
 
 def to_ours(
-    format: Format, config: Any, theirs: Mapping[str, Tensor], named: str | None = None
+    format: Format,
+    config: ModelConfig | None,
+    theirs: Mapping[str, Tensor],
+    named: str | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of our model from theirs, which are those of a class."""
     shapes = {name: tuple(x.shape) for name, x in theirs.items()}
@@ -28,7 +32,7 @@ def to_ours(
 
 
 def to_theirs(
-    format: Format, config: Any, ours: Mapping[str, Tensor], named: str | None = None
+    format: Format, config: ModelConfig | None, ours: Mapping[str, Tensor], named: str | None = None
 ) -> dict[str, Tensor]:
     """Return their weights for those of our model."""
     theirs: dict[str, Tensor] = {}
@@ -48,7 +52,7 @@ def to_theirs(
 
 def compare(
     format: Format,
-    config: Any,
+    config: ModelConfig | None,
     ours: Mapping[str, Tensor],
     shapes: Mapping[str, Sequence[int]],
     named: str | None = None,
@@ -98,7 +102,7 @@ def compare(
 
 def convert(
     format: Format,
-    config: Any,
+    config: ModelConfig | None,
     ours: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     places: Mapping[str, str],
@@ -137,7 +141,7 @@ def _refuse_contradiction(
 
 
 def resolved_rules(
-    format: Format, config: Any, names: Iterable[str], named: str | None = None
+    format: Format, config: ModelConfig | None, names: Iterable[str], named: str | None = None
 ) -> dict[str, Rule]:
     """Give each parameter of ours its rule, with the numbers of its layers filled in."""
     table = format.weight_table(named)
@@ -166,7 +170,7 @@ def resolved_rules(
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def _rule(name: str, table: WeightNames, config: Any) -> Rule | None:
+def _rule(name: str, table: WeightNames, config: ModelConfig | None) -> Rule | None:
     """Return the rule of a parameter: its own row, or that of its module."""
     row = _LAYER_NUMBER.sub("{}", name)
     module, _, leaf = row.rpartition(".")

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.models.protocols import BlockModelConfig, ModelConfig, PatchModelConfig
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -50,27 +52,27 @@ class Change(NamedTuple):
     write: Callable[[Tensor, Any], Tensor]
 
 
-def _transposed(x: Tensor, config: Any) -> Tensor:
+def _transposed(x: Tensor, config: ModelConfig) -> Tensor:
     """Transpose a matrix; a bias stays as it is."""
     return x.mT if x.ndim == 2 else x
 
 
-def _part_by_head(x: Tensor, config: Any) -> Tensor:
+def _part_by_head(x: Tensor, config: BlockModelConfig) -> Tensor:
     """Part (h 3 d) rows, with query, key and value of a head together, into (3 h d)."""
     return x.unflatten(0, (config.block.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def _join_by_head(x: Tensor, config: Any) -> Tensor:
+def _join_by_head(x: Tensor, config: BlockModelConfig) -> Tensor:
     """Put (3 h d) rows together by head, (h 3 d)."""
     return x.unflatten(0, (3, config.block.heads, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def _flat_patches(x: Tensor, config: Any) -> Tensor:
+def _flat_patches(x: Tensor, config: ModelConfig) -> Tensor:
     """Return the weight of a convolution as that of a product with patches."""
     return x.flatten(1)
 
 
-def _square_patches(x: Tensor, config: Any) -> Tensor:
+def _square_patches(x: Tensor, config: PatchModelConfig) -> Tensor:
     """Return the weight of a product with patches as that of a convolution."""
     return x.unflatten(1, (config.channels, config.patch, config.patch))
 
@@ -92,7 +94,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def as_rule(entry: Row | Callable[[Any], Row], config: Any) -> Rule:
+def as_rule(entry: Row | Callable[[Any], Row], config: ModelConfig | None) -> Rule:
     """Return the rule that a row of a weight table stands for under one of our configs."""
     entry = entry(config) if callable(entry) else entry
     if isinstance(entry, Rule):
@@ -136,16 +138,16 @@ def half(name: str, number: int) -> Rule:
     return Rule((name,), part=(number, 2))
 
 
-def head_width(config: Any) -> int:
+def head_width(config: BlockModelConfig) -> int:
     """Return how wide a head is, whether the config says so or not."""
     return config.block.head_width or config.block.width // config.block.heads
 
 
-def kv_heads(config: Any) -> int:
+def kv_heads(config: BlockModelConfig) -> int:
     """Return how many heads keys and values have, whether the config says so or not."""
     return config.block.kv_heads or config.block.heads
 
 
-def qkv_rows(config: Any) -> tuple[int, ...]:
+def qkv_rows(config: BlockModelConfig) -> tuple[int, ...]:
     """Return how many rows queries, keys and values have where heads may share keys and values."""
     return tuple(n * head_width(config) for n in (config.block.heads, *[kv_heads(config)] * 2))

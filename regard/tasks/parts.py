@@ -33,12 +33,13 @@ from regard.metrics.evaluation import Evaluation
 from regard.metrics.results import Named, key_of
 from regard.metrics.score import Comparison, Score
 from regard.models import family, preset, preset_family, preset_names, serving, task_changes
-from regard.models.protocols import Model
+from regard.models.protocols import Model, ModelConfig
 from regard.settings import describe, fill
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import (
     SHORT_KEYS,
+    Asked,
     EvalSettings,
     RunSettings,
     TrainSettings,
@@ -65,7 +66,7 @@ O = TypeVar("O", default=RunSettings)  # noqa: E741  settings by which an answer
 L = TypeVar("L", default=LookSettings)  # settings of look
 E = TypeVar("E", bound=EvalSettings, default=EvalSettings)
 D = TypeVar("D", bound=Dataset[Any], default=Dataset[Any])
-V = TypeVar("V")  # settings of any verb that runs a model
+V = TypeVar("V", bound=Asked)  # settings of any verb that runs a model
 P = TypeVar("P", default=Any)  # predictions of a model for a part of data
 I = TypeVar("I", default="One")  # noqa: E741  one input, as a user gives it
 
@@ -322,7 +323,7 @@ class Configured(Generic[A]):
 class Streaming(Protocol):
     """What a predictor can do beside, that shows an answer while it is generated."""
 
-    def stream(self, given: Any, settings: Any, on_text: OnText, *, first: int = 0) -> Any:
+    def stream(self, given: Any, settings: RunSettings, on_text: OnText, *, first: int = 0) -> Any:
         """Answer one input, and pass its text on piece by piece."""
         ...
 
@@ -331,7 +332,7 @@ class Streaming(Protocol):
 class ReadsPairs(Protocol):
     """What a predictor can do beside, that reads a text with an answer that is given."""
 
-    def score(self, pairs: Sequence[tuple[str, str]], settings: Any) -> list[Any]:
+    def score(self, pairs: Sequence[tuple[str, str]], settings: RunSettings) -> list[Any]:
         """Given answers to texts with their log-probabilities."""
         ...
 
@@ -642,7 +643,7 @@ def usual_settings(
 
 
 def build_model(
-    name: str, config: Any, settings: TrainSettings, origin: Origin | None, fresh: str = ""
+    name: str, config: ModelConfig, settings: TrainSettings, origin: Origin | None, fresh: str = ""
 ) -> Any:
     """Model of a family with weights drawn by the seed, or those of the model to start from.
 

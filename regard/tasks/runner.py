@@ -26,17 +26,15 @@ from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.recipe import parameters
-from regard.tasks.frame.settings import EvalSettings, RunSettings
+from regard.tasks.frame.settings import Asked, EvalSettings, RunSettings
 from regard.tasks.parts import Answer, Codec, OnText, ReadsPairs, Streaming, System, Task
 from regard.viewer.picture import Picture
-from regard.viewer.settings import LookSettings
 
 _READ = "read_"  # keys of config.json that say how the data of the training were read
 _READ_AS = ("column", "metric")  # such keys without that beginning
 _PLAIN = (str, int, float, type(None))  # values of settings that cannot change in place
 
 Given = One | Sequence[Any]  # one input: a text, a file, an array, words, messages
-Asked = RunSettings | EvalSettings | LookSettings  # completed settings of a verb
 A = TypeVar("A", bound=Answer[Any])
 
 

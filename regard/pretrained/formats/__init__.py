@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.errors import UsageError, lookup
 from regard.files import read_json
+from regard.models.protocols import ModelConfig
 from regard.pretrained.config_keys import setting_of, shortened
 from regard.pretrained.format import Format, differing
 from regard.pretrained.formats import clip, decoders, encoder_decoders, encoders, vision, whisper
@@ -48,14 +49,16 @@ def find_format(model_type: Any) -> Format:
     return lookup("model_type", model_type, FORMATS)
 
 
-def write_exactly(format: Format, config: Any, task: str) -> tuple[dict[str, Any], list[str]]:
+def write_exactly(
+    format: Format, config: ModelConfig, task: str
+) -> tuple[dict[str, Any], list[str]]:
     """Return the config.json of a model of ours, and the settings that get lost in it."""
     config = format.canonical(config)
     theirs = format.write_config(config, task)
     return theirs, differing(config, format.read_config(theirs, theirs["architectures"][0]))
 
 
-def fitting(family: str, config: Any, task: str) -> tuple[Format, dict[str, Any]]:
+def fitting(family: str, config: ModelConfig, task: str) -> tuple[Format, dict[str, Any]]:
     """Return a format that can hold one of our models, and the config.json to write for it."""
     nearest: list[tuple[int, str]] = []
     for model_type, format in FORMATS.items():

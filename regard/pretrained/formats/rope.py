@@ -9,8 +9,9 @@ from typing import Any, cast
 from regard.attention.positions import POSITION_ALIASES, POSITIONS, Rotary, RotaryScaling
 from regard.errors import UsageError, lookup
 from regard.layers.block import ATTENTION_BIASES
-from regard.layers.context import windowed
+from regard.layers.context import Windows, windowed
 from regard.models.gpt import GPTConfig
+from regard.models.protocols import BlockModelConfig
 from regard.pretrained.config_keys import KeyGroup, Theirs, mapping
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -167,7 +168,7 @@ def window_settings(window: Any, local: tuple[int, ...], depth: int) -> dict[str
     return {"window": window, "window_layers": None if len(local) == depth else local}
 
 
-def layer_types(config: Any) -> list[str]:
+def layer_types(config: Windows) -> list[str]:
     """Return the kind of every layer: with a sliding window, or full."""
     local = windowed(config)
     return [SLIDING if i in local else FULL for i in range(config.depth)]
@@ -189,7 +190,7 @@ def _read_bias(default: bool, rest: bool | str, theirs: Theirs) -> dict[str, str
     return {"block.attention_bias": "same" if bias == rest else "all" if bias else "none"}
 
 
-def _write_bias(config: Any) -> dict[str, bool]:
+def _write_bias(config: BlockModelConfig) -> dict[str, bool]:
     block = config.block
     qkv, out = ATTENTION_BIASES[block.attention_bias](block.bias)
     if qkv != out:

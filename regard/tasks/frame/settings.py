@@ -9,6 +9,7 @@ from regard.data.parts import PARTS
 from regard.settings import setting
 from regard.tasks.frame.tune import TUNES
 from regard.training.step import LoopSettings
+from regard.viewer.settings import LookSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -84,6 +85,9 @@ class BootstrapSettings(EvalSettings):
     """The same, for scores that are compared by resampling."""
 
     samples: int = setting(1000, "bootstrap resamples", min=100, max=100_000, group="scores")
+
+
+Asked = RunSettings | EvalSettings | LookSettings  # completed settings of a verb
 
 
 @cache

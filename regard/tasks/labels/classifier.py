@@ -17,12 +17,12 @@ from regard.files import read_json, write_json
 from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
 from regard.metrics.outliers import Outliers
-from regard.modalities.base import Modality, NoneOfThese
+from regard.modalities.base import Modality, NoneOfThese, One
 from regard.tasks.frame.answers import Classified, Unread, Valued
 from regard.tasks.frame.question import Question
-from regard.tasks.frame.settings import RunSettings
+from regard.tasks.frame.settings import Asked, RunSettings
 from regard.tasks.labels.decision import Decision, threshold_of
-from regard.tasks.parts import Codec, Configured, Predictor
+from regard.tasks.parts import Codec, Configured, Predictor, V
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
@@ -69,30 +69,31 @@ class Classifier(Predictor[Classified]):
         self.modality, self.labels, self.plain = codec.modality, codec.labels, plain
         self.defaults = {}  # nothing is decoded
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse more labels than there are, and formats that the model does not read."""
-        if getattr(settings, "n_best", 1) > len(self.labels):
+        n_best = getattr(settings, "n_best", 1)
+        if n_best > len(self.labels):
             raise UsageError(
-                f"n_best={settings.n_best} is more than the {len(self.labels)} labels of the model"
+                f"n_best={n_best} is more than the {len(self.labels)} labels of the model"
             )
         self.format_for(settings)
         return settings
 
-    def format_for(self, settings: Any) -> Any:
+    def format_for(self, settings: Asked) -> Any:
         """Format in which inputs are read by such settings."""
         return self.modality.format_for(self.codec.format, settings)
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Any]:
+    def predict(self, inputs: list[Any], settings: RunSettings, *, first: int = 0) -> list[Any]:
         """Label inputs; one that cannot be read is told of where such are passed over."""
         broken, most = getattr(settings, "broken", "refuse"), getattr(settings, "batch", _PART)
         groups = self.modality.groups(inputs, self.format_for(settings), broken, most)
         return answer_groups(groups, self.modality, lambda raws, lines: self.label(raws, settings))
 
-    def label(self, raws: Sequence[Any], settings: Any) -> list[Any]:
+    def label(self, raws: Sequence[Any], settings: Asked) -> list[Any]:
         """Labels of inputs that were read."""
         return self.classified(self.probabilities(raws, settings), raws, settings)
 
-    def classified(self, probs: np.ndarray, raws: Sequence[Any], settings: Any) -> list[Any]:
+    def classified(self, probs: np.ndarray, raws: Sequence[Any], settings: Asked) -> list[Any]:
         """Answers by probabilities (n, labels) of inputs that were read."""
         answer, threshold = self.codec.decision.answer, threshold_of(settings)
         answers = []
@@ -103,14 +104,14 @@ class Classifier(Predictor[Classified]):
             answers.append(answer(self.labels, row, threshold, **about))
         return answers
 
-    def logits(self, raws: Sequence[Any], settings: Any) -> Tensor:
+    def logits(self, raws: Sequence[Any], settings: Asked) -> Tensor:
         """Logits (n, labels) of inputs that were read, by one pass."""
         inputs = self.modality.collate(raws, self.codec.format, self.device)
         named = isinstance(inputs, Mapping)
         return self.model(**inputs) if named else self.model(*inputs)
 
     @torch.inference_mode()
-    def probabilities(self, raws: Sequence[Any], settings: Any) -> np.ndarray:
+    def probabilities(self, raws: Sequence[Any], settings: Asked) -> np.ndarray:
         """Probability of each label (n, labels) of inputs that were read."""
         probs_of, format = self.codec.decision.loss.probs, self.codec.format
 
@@ -121,7 +122,7 @@ class Classifier(Predictor[Classified]):
         probs = in_batches(raws, lengths, forward, **self.modality.limits(settings, format))
         return np.stack(probs) if probs else np.zeros((0, len(self.labels)), np.float32)
 
-    def raws_of(self, part: Any, settings: Any) -> Iterator[Sequence[Any]]:
+    def raws_of(self, part: Any, settings: Asked) -> Iterator[Sequence[Any]]:
         """Inputs of a part as they are read, some at a time; texts at once, batched by length."""
         format, count = self.format_for(settings), len(part)
         if self.modality.in_rows:
@@ -131,14 +132,14 @@ class Classifier(Predictor[Classified]):
             some = part.pick(np.arange(start, min(count, start + _PART)))
             yield self.modality.raws(some, format)
 
-    def part_probabilities(self, part: Any, settings: Any) -> np.ndarray:
+    def part_probabilities(self, part: Any, settings: Asked) -> np.ndarray:
         """Probability of each label for each example of a part."""
         groups = self.raws_of(part, settings)
         return np.concatenate([self.probabilities(raws, settings) for raws in groups])
 
     # Looking
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(self, given: One, settings: LookSettings, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
         decision, format = self.codec.decision, self.format_for(settings)
         raw = self.modality.read(given, format)
@@ -151,7 +152,7 @@ class Classifier(Predictor[Classified]):
         tokens = self.modality.tokens(self.model, raw, format)
         return Question(logprobs=logprobs, expected=steps["chosen"], **steps, **tokens._asdict())
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: One, settings: LookSettings) -> Picture:
         """Watch the model while it labels an input, and gather where it looked."""
 
         def describe(raws: Any) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class Classifier(Predictor[Classified]):
         format = self.format_for(settings)
         return self.modality.picture(self.model, given, format, settings, describe)
 
-    def _shared(self, settings: Any) -> set[str]:
+    def _shared(self, settings: LookSettings) -> set[str]:
         """Settings of a run that look has, too, but for how many are answered at once."""
         own = {each.name for each in fields(self.plain)} - {"batch", "batch_seconds"}
         return own & {each.name for each in fields(settings)}

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import UsageError
 from regard.metrics.labels import one_hot
 from regard.tasks.frame.answers import Classified, Valued
+from regard.tasks.frame.settings import Asked, TrainSettings
 from regard.training.label_loss import LABEL_LOSSES, LabelLoss
 
 ChosenSteps = dict[str, Any]  # chosen, answer, names and places of a Question
@@ -42,7 +43,7 @@ class Decision(Protocol):
         ...
 
 
-def threshold_of(settings: Any) -> float:
+def threshold_of(settings: Asked | TrainSettings) -> float:
     """Probability from which on one of several labels is given."""
     return getattr(settings, "threshold", 0.5)
 

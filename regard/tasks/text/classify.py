@@ -23,14 +23,15 @@ from regard.modalities import MODALITIES, modality_of
 from regard.modalities.text import TEXT, LabelData, LabelSource
 from regard.models import serving
 from regard.models.ensemble import members_of
-from regard.models.protocols import Model
+from regard.models.protocols import Model, ModelConfig
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
+from regard.tasks.frame.settings import Asked
 from regard.tasks.labels.classifier import Classifier, classifier
 from regard.tasks.labels.decision import NUMBER, ONE_LABEL, SEVERAL_LABELS, SeveralLabels
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import label_lesson
-from regard.tasks.parts import Choice, Learnt, Lesson, Task
+from regard.tasks.parts import Choice, Learnt, Lesson, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
@@ -106,13 +107,13 @@ class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     labels: str | None = setting(None, "of labels such as NUM:date", choices=FINENESS, group="data")
 
 
-def clusters_of(config: Any) -> int:
+def clusters_of(config: ModelConfig) -> int:
     """Number of clusters that a model puts its labels into; 0 if it puts them into none."""
     return getattr(config, "clusters", 0)
 
 
 @contextmanager
-def ranking(model: Any, settings: Any) -> Iterator[None]:
+def ranking(model: Any, settings: Asked) -> Iterator[None]:
     """Rank the labels of as many clusters as are asked for."""
     beam = getattr(settings, "cluster_beam", None)
     heads = [one.head for one in members_of(model)] if beam else []
@@ -129,7 +130,7 @@ def ranking(model: Any, settings: Any) -> Iterator[None]:
 class TextClassifier(Classifier):
     """Gives a text the most probable of its labels, by as many of their clusters as are asked."""
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse more tokens, labels or clusters than there are."""
         clusters, beam = clusters_of(self.model.config), getattr(settings, "cluster_beam", None)
         if beam and beam > clusters:
@@ -138,7 +139,7 @@ class TextClassifier(Classifier):
             )
         return super().check(settings)
 
-    def logits(self, raws: Sequence[TokenRow], settings: Any) -> Tensor:
+    def logits(self, raws: Sequence[TokenRow], settings: Asked) -> Tensor:
         """Logits (n, labels) of texts."""
         with ranking(self.model, settings):
             return super().logits(raws, settings)

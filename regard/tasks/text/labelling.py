@@ -24,7 +24,7 @@ from regard.metrics.outliers import Outliers
 from regard.modalities.text import TEXT, WORDS, LabelData, Text, TextFormat
 from regard.models import family, task_changes
 from regard.models.ensemble import members_of
-from regard.models.protocols import Model
+from regard.models.protocols import Model, ModelConfig
 from regard.settings import setting
 from regard.tasks.frame import settings as frame
 from regard.tasks.frame.origin import Origin
@@ -123,7 +123,7 @@ def learn_tokenizer(texts: Sequence[str], settings: LabelTrain) -> Tokenizer:
     return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
 
 
-def with_known(config: Any, changes: Mapping[str, Any]) -> Any:
+def with_known(config: ModelConfig, changes: Mapping[str, Any]) -> Any:
     """Return a config with those changes, and inside of nested ones, that it has fields for."""
     new = {}
     for name in {each.name for each in fields(config)} & changes.keys():
@@ -169,7 +169,7 @@ class LabelTextCodec(TextCodec):
         return TextFormat(self.encoder, self.max_length, self.places)
 
 
-def made_with(runner: Runner[Any], data: LabelData, settings: Any) -> dict[str, Any]:
+def made_with(runner: Runner[Any], data: LabelData, settings: frame.EvalSettings) -> dict[str, Any]:
     """Length of texts, and how many were left out."""
     format = runner.predictor.format_for(settings)
     return {"max_length": format.longest, "left_out": data.left_out}

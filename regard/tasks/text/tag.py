@@ -24,9 +24,10 @@ from regard.settings import setting
 from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
+from regard.tasks.frame.settings import Asked
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import label_lesson
-from regard.tasks.parts import Learnt, Lesson, Predictor, Task
+from regard.tasks.parts import Learnt, Lesson, Predictor, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
 from regard.tasks.text.labelling import (
@@ -43,6 +44,9 @@ from regard.tasks.text.labelling import (
     text_loss,
 )
 from regard.viewer.picture import Picture
+from regard.viewer.settings import LookSettings
+
+TextOrWords = str | Sequence[str]  # a text, or its words
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ class TagRun(EncoderRun):
 
 
 @dataclass(frozen=True)
+class TagLook(LookSettings, TagRun):
+    """How to tag words while one looks."""
+
+
+@dataclass(frozen=True)
 class TagEval(SentenceSettings, LabelEval, TagRun):
     """What an evaluation of a tagger can be told."""
 
@@ -122,31 +131,31 @@ def word_logits(codec: LabelTextCodec, model: Any, batch: LabelBatch) -> Tensor:
     return model.head(JOINS[codec.join](hidden.flatten(0, 1), batch.words))
 
 
-class Tagger(Predictor[Tagged]):
+class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
     """Gives each word of a text the most probable of its tags."""
 
-    Settings = TagRun
+    Settings, Look = TagRun, TagLook
 
     def __init__(self, model: nn.Module, codec: LabelTextCodec, config: Mapping[str, Any]):
         super().__init__(model, codec, config)
         self.labels, self.plain, self.defaults = codec.labels, TagRun(), {}
 
-    def check(self, settings: Any) -> Any:
+    def check(self, settings: V) -> V:
         """Refuse more tokens than the model has positions for."""
         self.format_for(settings)
         return settings
 
-    def format_for(self, settings: Any) -> TextFormat:
+    def format_for(self, settings: Asked) -> TextFormat:
         """Format for windows of as many tokens as are asked for."""
         return WORDS.format_for(self.codec.format, settings)
 
-    def part_probabilities(self, part: Sequence[Sentence], settings: Any) -> np.ndarray:
+    def part_probabilities(self, part: Sequence[Sentence], settings: TagRun) -> np.ndarray:
         """Probability of each tag of all words of a part."""
         words = [sentence.words for sentence in part]
         return np.concatenate(self.word_probabilities(words, settings))
 
     def word_probabilities(
-        self, sentences: Sequence[Sequence[str]], settings: Any
+        self, sentences: Sequence[Sequence[str]], settings: TagRun
     ) -> list[np.ndarray]:
         """Probability of each tag of each word of sentences, (words, tags)."""
         windows = windows_of(self.codec, sentences, self.format_for(settings).longest)
@@ -173,13 +182,15 @@ class Tagger(Predictor[Tagged]):
         sizes = [window.span.tag_to - window.span.tag_from for window in windows]
         return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
 
-    def predict(self, inputs: list[Any], settings: Any, *, first: int = 0) -> list[Tagged]:
+    def predict(
+        self, inputs: list[TextOrWords], settings: TagRun, *, first: int = 0
+    ) -> list[Tagged]:
         """Tag texts, or lists of words."""
         sentences = [self._words(given, settings) for given in inputs]
         probs = self.word_probabilities(sentences, settings)
         return [self._tagged(*both) for both in zip(sentences, probs, strict=True)]
 
-    def _words(self, given: Any, settings: Any) -> list[str]:
+    def _words(self, given: TextOrWords, settings: TagRun) -> list[str]:
         return _SPLITS[settings.words](given) if isinstance(given, str) else list(given)
 
     def _tagged(self, words: Sequence[str], probs: np.ndarray) -> Tagged:
@@ -188,14 +199,18 @@ class Tagger(Predictor[Tagged]):
 
     # Looking
 
-    def _looked_at(self, given: Any, settings: Any) -> tuple[list[str], list[WordWindow]]:
+    def _looked_at(
+        self, given: TextOrWords, settings: TagLook
+    ) -> tuple[list[str], list[WordWindow]]:
         """Words of a text that is looked at, and its windows."""
         words = self._words(given, settings)
         if not words:
             raise UsageError("there is nothing to look at in an empty text")
         return words, windows_of(self.codec, [words], self.format_for(settings).longest)
 
-    def answer_logprobs(self, given: Any, settings: Any, expected: Any = None) -> Question:
+    def answer_logprobs(
+        self, given: TextOrWords, settings: TagLook, expected: Any = None
+    ) -> Question:
         """The first window of a text with its tags and their log-probability."""
         words, (window, *_) = self._looked_at(given, settings)
         count = window.span.tag_to - window.span.tag_from
@@ -218,7 +233,7 @@ class Tagger(Predictor[Tagged]):
             expected=chosen,
         )
 
-    def explain(self, given: Any, settings: Any) -> Picture:
+    def explain(self, given: TextOrWords, settings: TagLook) -> Picture:
         """What each layer attended to in the first window of a text while it was tagged."""
         from regard.viewer.text import candidate_steps, text_views
 

@@ -18,7 +18,7 @@ from regard.models.protocols import Model
 from regard.settings import setting
 from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.settings import derived
+from regard.tasks.frame.settings import Asked, derived
 from regard.tasks.labels.classifier import Classifier, classifier
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import LabelObjective, label_lesson, load_label_codec
@@ -75,10 +75,10 @@ class EvalImages(derived("EvalImages", ImageEvalSettings, RunImages)):
 class ImageClassifier(Classifier):
     """Gives each image the most probable of its labels."""
 
-    def probabilities(self, raws: Sequence[Any], settings: RunImages) -> np.ndarray:
+    def probabilities(self, raws: Sequence[Any], settings: Asked) -> np.ndarray:
         """Probability of each label (n, labels) of images, with mirror= the mean of both sides."""
         probs = super().probabilities(raws, settings)
-        if not settings.mirror:
+        if not (isinstance(settings, RunImages) and settings.mirror):
             return probs
         mirrored: Any = stacked(raws).flip(-1)
         return (probs + super().probabilities(mirrored, settings)) / 2

@@ -1,7 +1,7 @@
 """What the vectors of an encoder are worth: labels by neighbours, or by one linear map."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from regard.tasks import task
 from regard.tasks.frame.media import MediaCodec
 from regard.tasks.runner import Runner
 from regard.tasks.vision.photos import read_images
+
+if TYPE_CHECKING:
+    from regard.tasks.vision.images import EvalImages
 
 _CHUNK = 2048  # vectors that are compared with all others at once
 _TEMPERATURE = 0.07  # of the votes of neighbours (Wu et al. 2018)
@@ -122,14 +125,14 @@ class Probe(NamedTuple):
     facts: dict[str, Any]
 
 
-def _knn(known: Known, settings: Any) -> Probe:
+def _knn(known: Known, settings: "EvalImages") -> Probe:
     def near(queries: Tensor) -> Tensor:
         return by_neighbours(known, queries, settings.neighbours)
 
     return Probe(near, {"neighbours": settings.neighbours})
 
 
-def _linear(known: Known, settings: Any) -> Probe:
+def _linear(known: Known, settings: "EvalImages") -> Probe:
     probabilities, decay = fit_best_linear(known)
     return Probe(probabilities, {"decay": decay})
 
@@ -150,7 +153,9 @@ class Probed(nn.Module):
         return probs.clamp_min(1e-9).log()
 
 
-def probed(runners: Sequence[Runner[Any]], settings: Any) -> list[tuple[Runner[Any], Any]]:
+def probed(
+    runners: Sequence[Runner[Any]], settings: "EvalImages"
+) -> "list[tuple[Runner[Any], EvalImages]]":
     """Probes on the vectors of models that probe= asks to be judged; none without it."""
     if settings.probe is None:
         for key, usual in (("share", 1.0), ("neighbours", 20)):
@@ -160,7 +165,7 @@ def probed(runners: Sequence[Runner[Any]], settings: Any) -> list[tuple[Runner[A
     return [(_probed(runner, settings), settings) for runner in runners]
 
 
-def _probed(runner: Any, settings: Any) -> Runner[Any]:
+def _probed(runner: Any, settings: "EvalImages") -> Runner[Any]:
     """The model to judge: with probe=, labels that are learnt from the vectors of a model."""
     if settings.part == "train":
         raise UsageError("part=train is what a probe learns from; choose part=test or part=valid")
@@ -170,6 +175,7 @@ def _probed(runner: Any, settings: Any) -> Runner[Any]:
     train = data["train"].part(settings.share)
     format = runner.codec.format
     known = Known(vectors(runner.model, train, format), train.labels, len(data.classes))
+    assert settings.probe is not None  # or nothing would be probed
     probe = PROBES[settings.probe](known, settings)
     model = Probed(runner.model, probe.probabilities).eval()
     facts = {"probe": settings.probe, "share": settings.share, **probe.facts}
