@@ -1,5 +1,6 @@
 """How the package is built, held by what bench/house.py measures."""
 
+import ast
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
@@ -127,3 +128,19 @@ class Derived(Base):
 """
     exec(compile(source, "toy.py", "exec"), vars(module))
     assert list(without_args(module)) == ["toy.many", "toy.Base.__init__"]
+
+
+def _taken(node: ast.FunctionDef) -> list[ast.arg]:
+    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+
+
+def test_search_takes_its_options_whole():
+    """No function of decode/ has more than eight parameters."""
+    many = [
+        f"{path.name}: {node.name}"
+        for path in Path(regard.__file__).parent.joinpath("decode").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and sum(each.arg not in ("self", "cls") for each in _taken(node)) > 8
+    ]
+    assert not many

@@ -176,7 +176,7 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LabelTextC
     """Tokenizer, features, labels, clusters and baselines of a folder."""
     codec = load_text_codec("classify", TEXT, folder, model, config)
     if not isinstance(config.get("several", False), bool):
-        raise UsageError(f"{folder / 'config.json'}: 'several' is no true or false")
+        raise UsageError(f"{folder / 'config.json'}: 'several' must be true or false")
     count, clusters = clusters_of(model.config), []
     if count:
         clusters = load_clusters(folder)
