@@ -548,7 +548,7 @@ def test_a_folder_that_lies_about_its_labels_is_refused(trained, tmp_path):
         ({"labels": ["A", "B"]}, "2 labels, but the model tells 3 apart"),
         ({"labels": ["A", "A", "B"]}, "expected a list of different texts"),
         ({"labels": {"a": 1}}, "expected a list of different texts"),
-        ({"several": "yes"}, "'several' is no true or false"),
+        ({"several": "yes"}, "'several' must be true or false"),
         ({"max_length": 10**9}, "'max_length' is 1000000000; expected 1 to"),
         ({"features": "affixes"}, r"features\.json"),
     ):
