@@ -48,6 +48,7 @@ SPEEDLESS = {  # claim no speed
     "none_of_these.py",
     "parity.py",
     "plain_wikitext.py",
+    "llama_cpp_peer.py",
     "planted.py",
     "seq2seq_folders.py",
     "splice_words.py",

@@ -181,7 +181,7 @@ def test_nothing_seen_is_said_with_its_reason(translator):
         pass
     with pytest.raises(regard.UsageError, match="nothing attended.*within the with block"):
         maps["decoder.0.cross"]
-    with pytest.raises(regard.UsageError, match="no model"), regard.watch("en-zh"):
+    with pytest.raises(regard.UsageError, match="not a model"), regard.watch("en-zh"):
         pass
 
 

@@ -95,7 +95,9 @@ class Text(Modality[Any, TextFormat, LabelData]):
     def check(self, given: Any, settings: Any = None, format: TextFormat | None = None) -> Any:
         """Return a text, or refuse what is none."""
         if not isinstance(given, str):
-            raise UsageError(f"{given!r:.60} is no text; give a text, or a list or table of texts")
+            raise UsageError(
+                f"{given!r:.60} is not a text; give a text, or a list or table of texts"
+            )
         return given
 
     def decode(self, given: Any, format: TextFormat, notes: list[str] | None = None) -> Any:

@@ -13,7 +13,7 @@ class Given(TypedDict, total=False):
     device: str | None; quiet: bool
 
 Common = TypedDict("Common", {
-"accumulate": Any, "attention_dropout": Any, "average": Any, "beta2": Any, "clip": Any,
+"attention_dropout": Any, "average": Any, "batches": Any, "beta2": Any, "clip": Any,
 "compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any, "heads": Any,
 "layer_decay": Any, "lora_alpha": Any, "lora_on": Any, "lora_rank": Any, "norm": Any,
 "optimiser": Any, "patience": Any, "position": Any, "probes": Any, "processes": Any,

@@ -494,12 +494,12 @@ def test_a_start_from_init_that_died_early_is_taken_up(home, reference, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 64}, "block.width=32, not 64"),
-        ({"depth": 2}, "encoder_depth=1, not 2"),
-        ({"heads": 4}, "block.heads=2, not 4"),
-        ({"position": "rotary"}, "position=sinusoidal, not rotary"),
-        ({"model.tie": "none"}, "tie=all, not none"),
-        ({"order": "post"}, "block.order=pre, not post"),
+        ({"width": 64}, "block.width=32, but the new model has 64"),
+        ({"depth": 2}, "encoder_depth=1, but the new model has 2"),
+        ({"heads": 4}, "block.heads=2, but the new model has 4"),
+        ({"position": "rotary"}, "position=sinusoidal, but the new model has rotary"),
+        ({"model.tie": "none"}, "tie=all, but the new model has none"),
+        ({"order": "post"}, "block.order=pre, but the new model has post"),
         ({"init": "nowhere"}, "nowhere"),
     ],
 )
