@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.costs.report import Cost
+    from regard.data.in_memory import UserData
     from regard.examine.doctor import Examined, ExaminedModel
     from regard.insight.dictionary import Dictionary
     from regard.insight.directions import Directions
@@ -231,7 +232,7 @@ def train(
     task_or_recipe: str,
     /,
     *,
-    data: Any = None,
+    data: "UserData | None" = None,
     valid: Any = None,
     test: Any = None,
     out: Place | None = None,
@@ -300,7 +301,7 @@ def compare(
     task_or_recipe: str,
     /,
     *,
-    data: Any = None,
+    data: "UserData | None" = None,
     out: Place | None = None,
     seeds: Any = None,
     parallel: int | None = None,
@@ -380,7 +381,7 @@ def materialise_data(settings: dict[str, Any]) -> dict[str, Any]:
 
     found = dict(settings)
     for key in ("data", "valid", "test"):
-        value = settings.get(key)
+        value: Any = settings.get(key)
         share = isinstance(value, float) and key != "data"
         found |= {key: str(value) if share else on_disk(value)} if key in settings else {}
     return found
@@ -390,7 +391,7 @@ def evaluate(
     model: "Place | Runner[Any]",
     /,
     *,
-    data: Any = None,
+    data: "UserData | None" = None,
     part: str | None = None,
     against: Any = None,
     outputs: Place | None = None,
@@ -467,7 +468,7 @@ def look(
     return look_at(loaded, texts, settings, out=out, layers=layers, heads=heads)
 
 
-def load_with_data(model: "Place | Runner[Any]", data: Any) -> tuple[Any, Any]:
+def load_with_data(model: "Place | Runner[Any]", data: "UserData | None") -> tuple[Any, Any]:
     """A model, loaded if it is named, and the path of data for it, which may be in memory."""
     loaded = load(model) if isinstance(model, str | Path) else model
     return loaded, None if data is None else resolve_data(materialise_data({"data": data})["data"])
@@ -477,7 +478,7 @@ def heads(
     model: "Place | Runner[Any]",
     /,
     *,
-    data: Any = None,
+    data: "UserData | None" = None,
     out: Place | None = None,
     quiet: bool = True,
     **settings: Any,
@@ -502,7 +503,7 @@ def dictionary(
     /,
     *,
     at: str | None = None,
-    data: Any = None,
+    data: "UserData | None" = None,
     out: Place | None = None,
     quiet: bool = True,
     **settings: Any,
@@ -583,7 +584,9 @@ def directions(
     return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
-def doctor(data: Any, /, *, quiet: bool = True, **settings: Any) -> "Examined | ExaminedModel":
+def doctor(
+    data: "UserData", /, *, quiet: bool = True, **settings: Any
+) -> "Examined | ExaminedModel":
     """Examine data before training: faults with their remedy, and what a size will cost.
 
     Data for any task, in files or in memory; `task=` says which, else their looks do. At most some

@@ -14,6 +14,7 @@ import numpy as np
 from regard import files
 from regard.answering import in_chunks, read_lines, table_rows
 from regard.api import Place, find_model, is_starter, load, not_none
+from regard.data.in_memory import UserData
 from regard.data.lines import opened
 from regard.errors import UsageError, log
 from regard.files import making, read_json, write_atomically
@@ -93,7 +94,7 @@ class Matches(list[Any]):
 
 def index(
     model: Place,
-    data: Any,
+    data: UserData,
     /,
     *,
     out: Place | None = None,
@@ -286,7 +287,7 @@ def _unit(answers: Sequence[Any]) -> np.ndarray:
 Entry = tuple[Any, str]  # an input, and where it is
 
 
-def _entries(runner: Any, data: Any, completed: Any, columns: str | None) -> Iterator[Entry]:
+def _entries(runner: Any, data: UserData, completed: Any, columns: str | None) -> Iterator[Entry]:
     """Inputs of a path or of data in memory, in order."""
     if not isinstance(data, str | Path):
         inputs, _ = runner.inputs_of(data, completed)

@@ -27,7 +27,7 @@ from regard.data.image_format import (
     open_image,
     too_large,
 )
-from regard.data.in_memory import home_of
+from regard.data.in_memory import UserData, home_of
 from regard.data.labelled import ExampleFormat, ExampleReader
 from regard.data.lines import missing, opened
 from regard.data.media import (
@@ -123,7 +123,7 @@ ReadImages = Callable[[], ImageFiles]
 # Which kind of set it is
 
 
-def holds_images(data: Any) -> bool:
+def holds_images(data: UserData | None) -> bool:
     """True if data are images: class folders, a table of paths, idx files or mosaics."""
     return is_set(data, kind_of_set)
 

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from regard.data.parts import PARTS
 from regard.data.table import TableRow, name_labels
@@ -26,7 +26,19 @@ _EXPECTED = (
 )
 
 
-def on_disk(data: Any) -> Any:
+class Frame(Protocol):
+    """A lazy frame or an Arrow table, which are no iterables."""
+
+    @property
+    def schema(self) -> Any:
+        """Names and kinds of its columns."""
+        ...
+
+
+UserData = str | os.PathLike[str] | Iterable[Any] | Frame  # as a user gives them
+
+
+def on_disk(data: UserData | None) -> Any:
     """Path of data; those in memory are written to the cache first."""
     if data is None or isinstance(data, str | os.PathLike):
         return data
@@ -66,7 +78,7 @@ def _open_path(file: Any) -> str:
     return path
 
 
-def _parts(data: Any) -> dict[str, Any]:
+def _parts(data: UserData) -> dict[str, Any]:
     """Rows of each part."""
     if isinstance(data, Mapping):
         words = {word: name for name, some in PARTS.items() for word in some}
@@ -75,7 +87,7 @@ def _parts(data: Any) -> dict[str, Any]:
     return {"train": data}
 
 
-def _lines(data: Any, digest: Any, name: str) -> Iterator[str]:
+def _lines(data: UserData, digest: Any, name: str) -> Iterator[str]:
     """Yield each row as a line of JSON, and hash it."""
     digest.update(f"{name}\n".encode())
     number = 0

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from regard.data.in_memory import UserData
 from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
 from regard.data.store import store_key
@@ -293,7 +294,7 @@ def digest(content: str | bytes, hashed: bool = True) -> str:
 # Where the parts are
 
 
-def is_set(data: Any, kind_of: Callable[[Path], object]) -> bool:
+def is_set(data: UserData | None, kind_of: Callable[[Path], object]) -> bool:
     """True if data are the path of a set of some kind."""
     if not data or not isinstance(data, str | os.PathLike):
         return False

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from regard.data.columns import column_of, first_names
-from regard.data.in_memory import MemoryTable, lay_in_memory
+from regard.data.in_memory import MemoryTable, UserData, lay_in_memory
 from regard.data.lines import opened_text
 from regard.data.media import is_set, split_labels
 from regard.data.parts import named_files
@@ -622,7 +622,9 @@ def part_files(folder: Path) -> dict[str, list[Path]]:
     return parts
 
 
-def holds_series(data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+def holds_series(
+    data: UserData | None, columns: str | None = None, header: bool | None = None
+) -> bool:
     """True if data are series of numbers: .ts or NPZ files, or tables of series."""
     asked = SeriesOptions(columns, header)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.data.columns import parse_columns, text_at
-from regard.data.in_memory import lay_in_memory
+from regard.data.in_memory import UserData, lay_in_memory
 from regard.data.lines import missing
 from regard.data.media import (
     LABELS,
@@ -101,7 +101,7 @@ class SoundFiles(MediaFiles):
 # Which kind of set it is
 
 
-def holds_sounds(data: Any) -> bool:
+def holds_sounds(data: UserData | None) -> bool:
     """True if data are sounds: a table of paths, or class folders."""
     return is_set(data, SOUNDS.kind_of_set)
 

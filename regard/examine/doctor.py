@@ -133,7 +133,9 @@ _EXAMINERS: dict[str, Examiner] = {
 }
 
 
-def _examine_files(kind: Any, data: str, settings: Any, given: ExamineOptions) -> DataReport:
+def _examine_files(
+    kind: Any, data: str, settings: DoctorSettings, given: ExamineOptions
+) -> DataReport:
     asked = replace(given, most=given.most and _MOST_FILES, target=kind.target)
     return examine_files(data, kind.inputs, asked)
 

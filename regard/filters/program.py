@@ -120,7 +120,7 @@ def listed_key(given: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
     return key, values
 
 
-def _own(settings: Any, image: Tensor) -> dict[str, Any]:
+def _own(settings: FilterSettings, image: Tensor) -> dict[str, Any]:
     """The arguments of a filter among its settings."""
     common = {one.name for one in fields(FilterSettings)}
     own = {

@@ -21,10 +21,11 @@ from regard.layers.layout import TokenGrid
 from regard.metrics.correlation import spearman
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
-from regard.tasks.runner import Runner
+from regard.tasks.runner import Given, Runner
 from regard.training.progress import Progress
 from regard.viewer.picture import Effects, Picture, Placement, View, show_token, words_of
 from regard.viewer.rollout import roll_out, stack_of
+from regard.viewer.settings import LookSettings
 
 _PASS = 8192  # tokens of one batch of copies
 _NUMBERS = 20_000_000  # log-probabilities of one batch, which take eight bytes each
@@ -274,7 +275,7 @@ def parse_cuts(cause: str) -> list[str]:
 
 
 def causes(
-    model: Runner[Any], given: Any, /, *, cut: str = "true", layers: Any = None, **settings: Any
+    model: Runner[Any], given: Given, /, *, cut: str = "true", layers: Any = None, **settings: Any
 ) -> Causes:
     """Measure what a model's answer to one input depends on.
 
@@ -298,8 +299,8 @@ def loaded(model: object) -> Runner[Any]:
 
 def find_causes(
     task: Runner[Any],
-    given: Any,
-    settings: Any,
+    given: Given,
+    settings: LookSettings,
     cuts: Sequence[str] = ("tokens", "heads"),
     *,
     layers: Any = None,

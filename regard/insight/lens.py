@@ -17,8 +17,9 @@ from regard.errors import UsageError
 from regard.insight.causes import Attending, attending, loaded, per_copy
 from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
-from regard.tasks.runner import Runner
+from regard.tasks.runner import Given, Runner
 from regard.viewer.picture import Picture, ValueTable
+from regard.viewer.settings import LookSettings
 from regard.viewer.text import candidate_steps
 
 _MAX_CLASSES = 50_000_000  # log-probabilities of all layers and steps, eight bytes each
@@ -90,7 +91,7 @@ def residual_stream(
     return alike, [acts[f"{name}.out"] for name in alike]
 
 
-def lens(model: Runner[Any], given: Any, /, **settings: Any) -> Lens:
+def lens(model: Runner[Any], given: Given, /, **settings: Any) -> Lens:
     """Return what a model would answer to one input after each layer.
 
     lens(regard.load("shakespeare"), "ROMEO: I")["guesses"]
@@ -101,7 +102,7 @@ def lens(model: Runner[Any], given: Any, /, **settings: Any) -> Lens:
         return find_lens(task, given, asked)[0]
 
 
-def find_lens(task: Any, given: Any, settings: Any) -> tuple[Lens, list[Picture]]:
+def find_lens(task: Any, given: Given, settings: LookSettings) -> tuple[Lens, list[Picture]]:
     """Look through the lens of each layer; return what is seen, and pictures of it."""
     question: Question = task.question(given, settings)
     model = task.model

@@ -20,6 +20,7 @@ from regard.metrics.results import Named, markdown
 from regard.tasks.frame.question import Question
 from regard.tasks.runner import Runner
 from regard.viewer.picture import Picture, ValueTable, View, show_token
+from regard.viewer.settings import LookSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ def patch(model: Runner[Any], first: Any, second: Any, /, **settings: Any) -> Pa
 
 
 def find_patches(
-    task: Any, first: Any, second: Any, settings: Any, *, copies: int | None = None
+    task: Any, first: Any, second: Any, settings: LookSettings, *, copies: int | None = None
 ) -> tuple[Patched, Picture]:
     """Patch every layer at every place; return the effects and a picture of them."""
     model = task.model

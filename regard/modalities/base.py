@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from regard.attention.watch import watch
 from regard.data.columns import columns_read
-from regard.data.in_memory import is_missing
+from regard.data.in_memory import UserData, is_missing
 from regard.data.marks import MARKS, excerpt, marks_in
 from regard.data.media import cell_file
 from regard.data.pairs import PairReader
@@ -330,7 +330,9 @@ class Modality(Generic[Raw, F, D]):
         """Load a part of inputs that have nothing to be judged by; None where there are none."""
         return None
 
-    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+    def holds(
+        self, data: UserData | None, columns: str | None = None, header: bool | None = None
+    ) -> bool:
         """Tell whether data are the path of a set of such inputs."""
         return False
 

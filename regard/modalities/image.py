@@ -30,6 +30,7 @@ from regard.data.image_format import (
     upright,
 )
 from regard.data.images import ImageData, Images, load_images, settle_format
+from regard.data.in_memory import UserData
 from regard.data.media import cell_file
 from regard.data.parts import PartsAsked
 from regard.errors import UsageError
@@ -46,6 +47,7 @@ from regard.modalities.base import (
     Inputs,
     LabelledBatch,
     Modality,
+    One,
     Survey,
     class_counts,
     first_targets,
@@ -55,9 +57,10 @@ from regard.modalities.base import (
     spread,
 )
 from regard.modalities.tokens import InputTokens, grid_keys
-from regard.models.protocols import Model
+from regard.models.protocols import ImageModelConfig, Model
 from regard.training.progress import Progress
 from regard.viewer.picture import Picture
+from regard.viewer.settings import ImageLookSettings
 
 _CAPTION_TOKENS = 16  # tokens of a caption
 _SMALL = 8  # pixels of a side that shows hardly anything
@@ -108,11 +111,13 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
             raise UsageError(f"{image!r:.60} is no image; give a path, an image or an array")
         return image
 
-    def decode(self, given: Any, format: ImageFormat, notes: list[str] | None = None) -> np.ndarray:
+    def decode(self, given: One, format: ImageFormat, notes: list[str] | None = None) -> np.ndarray:
         """Return the pixels of an image, in an array of its own, as PyTorch wants it."""
         return np.array(format.read(given, notes=notes))
 
-    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+    def holds(
+        self, data: UserData | None, columns: str | None = None, header: bool | None = None
+    ) -> bool:
         """Tell whether data are images: class folders, a table of paths, idx files or mosaics."""
         return holds_images(data)
 
@@ -177,7 +182,7 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
                 link_or_write(content, path, ".png")
         return str(folder / "images"), len(sample)
 
-    def usual_size(self, config: Any, length: int) -> int:
+    def usual_size(self, config: ImageModelConfig, length: int) -> int:
         """Return the side of the images that a model was made for."""
         return config.image
 
@@ -263,7 +268,12 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         return InputTokens(names, keys, grid)
 
     def picture(
-        self, model: Any, given: Any, format: ImageFormat, settings: Any, describe: Describe
+        self,
+        model: Any,
+        given: One,
+        format: ImageFormat,
+        settings: ImageLookSettings,
+        describe: Describe,
     ) -> Picture:
         """Watch what attends to an image while its bytes (1, c, h, w) are answered."""
         from regard.viewer.image import VIEWS, image_picture

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
-from regard.data.in_memory import MemoryTable, on_disk
+from regard.data.in_memory import MemoryTable, UserData, on_disk
 from regard.data.lines import missing
 from regard.data.parts import PartsAsked
 from regard.data.series import (
@@ -51,6 +51,7 @@ from regard.modalities.base import (
     spread,
 )
 from regard.models.protocols import Model
+from regard.models.series import SeriesConfig
 
 
 @dataclass
@@ -156,7 +157,9 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
         """Return the names of the columns of a table of files, unless the user names others."""
         return [] if self.columns_asked(settings) else super().columns_of(settings)
 
-    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+    def holds(
+        self, data: UserData | None, columns: str | None = None, header: bool | None = None
+    ) -> bool:
         """Tell whether data are series of numbers: .ts or NPZ files, or tables of series."""
         return holds_series(data, columns, header)
 
@@ -184,7 +187,7 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
         return Survey(counts, items, sample, [*findings, *_odd_numbers(name, files, items)])
 
     def example(
-        self, config: Any, batch: int, size: int, beside: bool = False
+        self, config: SeriesConfig, batch: int, size: int, beside: bool = False
     ) -> tuple[Tensor, ...]:
         """Return series of so many steps."""
         return (torch.empty(batch, *[size] * len(config.chunk), config.channels, device="meta"),)
@@ -213,7 +216,7 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
         self.shape(model.config, format, new=False)
         return format
 
-    def shape(self, config: Any, format: SeriesFormat, new: bool) -> Any:
+    def shape(self, config: SeriesConfig, format: SeriesFormat, new: bool) -> Any:
         """Config of a model for so many channels and axes."""
         if new:
             config = replace(config, channels=format.channels)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.watch import watch
 from regard.data.augment import smoothed
+from regard.data.in_memory import UserData
 from regard.data.marks import excerpt
 from regard.data.media import cell_file, digest, in_threads
 from regard.data.parts import PartsAsked
@@ -55,8 +56,12 @@ from regard.modalities.base import (
     spread,
 )
 from regard.modalities.tokens import InputTokens, grid_keys, window_keys
+from regard.models.conformer import ConformerConfig
+from regard.models.protocols import ModelConfig
+from regard.models.whisper import WhisperConfig
 from regard.training.progress import Progress
 from regard.viewer.picture import Picture, Recording
+from regard.viewer.settings import SoundLookSettings
 
 _MOST_CELLS = 100  # of a window, which are cut one by one
 _LOOK_SECONDS = 60.0  # of a sound that is looked at: its attention grows with the square
@@ -153,7 +158,12 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
             )
         return given
 
-    def decode(self, given: Any, format: SoundFormat, notes: list[str] | None = None) -> np.ndarray:
+    def decode(
+        self,
+        given: Path | str | bytes | np.ndarray | Samples,
+        format: SoundFormat,
+        notes: list[str] | None = None,
+    ) -> np.ndarray:
         """Return the samples of a sound."""
         return format.read(given)
 
@@ -169,7 +179,9 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
         """Return the names of the columns that are trained on, where the user names them."""
         return self.columns_asked(settings)
 
-    def holds(self, data: Any, columns: str | None = None, header: bool | None = None) -> bool:
+    def holds(
+        self, data: UserData | None, columns: str | None = None, header: bool | None = None
+    ) -> bool:
         """Tell whether data are sounds: a table of paths, or class folders."""
         return holds_sounds(data)
 
@@ -217,12 +229,12 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
             rows.append({"audio": path.name, "text": item.text, "label": item.label})
         return super().write_sample(folder, rows, target, values)
 
-    def usual_size(self, config: Any, length: int) -> int:
+    def usual_size(self, config: ModelConfig, length: int) -> int:
         """Return the frames that the family declares, whatever a model can read at once."""
         return length
 
     def example(
-        self, config: Any, batch: int, size: int, beside: bool = False
+        self, config: WhisperConfig | ConformerConfig, batch: int, size: int, beside: bool = False
     ) -> tuple[Tensor, ...]:
         """Return spectrograms of so many frames, with transcripts if a decoder reads them."""
         sound = torch.empty(batch, size, config.mels, device="meta")
@@ -305,7 +317,12 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
         return InputTokens(names, keys, replace(grid, seconds=seconds), size=size)
 
     def picture(
-        self, model: Any, given: Any, format: SoundFormat, settings: Any, describe: Describe
+        self,
+        model: Any,
+        given: Path | str | bytes | np.ndarray | Samples,
+        format: SoundFormat,
+        settings: SoundLookSettings,
+        describe: Describe,
     ) -> Picture:
         """Watch a model while it answers a sound, and gather where it looked.
 

@@ -35,6 +35,7 @@ from regard.modalities.base import (
     made_up_text,
 )
 from regard.modalities.tokens import InputTokens
+from regard.models.protocols import ModelConfig
 
 _WHOLE_POOLS = ("mean", "max", "attention", "convolution")  # they read all tokens, not the first
 
@@ -100,7 +101,7 @@ class Text(Modality[Any, TextFormat, LabelData]):
             )
         return given
 
-    def decode(self, given: Any, format: TextFormat, notes: list[str] | None = None) -> Any:
+    def decode(self, given: str, format: TextFormat, notes: list[str] | None = None) -> Any:
         """Return a text as a row of tokens."""
         return format.encoder.texts([given], format.longest)[0]
 
@@ -116,7 +117,7 @@ class Text(Modality[Any, TextFormat, LabelData]):
         return ("pair", "pairs") if beside else (self.one, self.many)
 
     def example(
-        self, config: Any, batch: int, size: int, beside: bool = False
+        self, config: ModelConfig, batch: int, size: int, beside: bool = False
     ) -> tuple[Tensor, ...]:
         """Return texts of so many tokens, or pairs of these."""
         return (made_up_text(batch, size),) * (2 if beside else 1)

@@ -146,7 +146,7 @@ def use_share(data: ImageData, share: float) -> None:
         data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
 
 
-def captioned(data: ImageData, settings: Any) -> CaptionData:
+def captioned(data: ImageData, settings: ImageTrainSettings) -> CaptionData:
     """Return the images of each part with the captions that lie beside them."""
     given = settings.valid, settings.columns, settings.header
     captions = read_captions(Path(str(settings.data)), *given)
