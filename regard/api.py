@@ -3,7 +3,7 @@
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from regard.data.split import Split
 from regard.errors import UsageError, log_once, nearest
@@ -382,8 +382,9 @@ def materialise_data(settings: dict[str, Any]) -> dict[str, Any]:
     found = dict(settings)
     for key in ("data", "valid", "test"):
         value: Any = settings.get(key)
-        share = isinstance(value, float) and key != "data"
-        found |= {key: str(value) if share else on_disk(value)} if key in settings else {}
+        if key in settings:
+            share = key != "data" and isinstance(value, float)
+            found[key] = str(value) if share else on_disk(cast("UserData", value))
     return found
 
 
@@ -597,9 +598,10 @@ def doctor(
     from regard.examine.doctor import DoctorSettings, ExaminedModel, examine
 
     own = fill(DoctorSettings, materialise_data(settings))
-    place = Path(data) if isinstance(data, str | Path) else None
-    if place and ((place / "config.json").is_file() or (not place.exists() and is_starter(data))):
-        return ExaminedModel.of(str(data), load(data))
+    if isinstance(data, str | Path):
+        place = Path(data)
+        if (place / "config.json").is_file() or (not place.exists() and is_starter(data)):
+            return ExaminedModel.of(str(data), load(data))
     return examine(str(resolve_data(on_disk(data))), own, quiet)
 
 
