@@ -60,8 +60,8 @@ static inline void meet(Team *team) {
     return;
   }
   for (long tries = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; tries++)
-    if (tries > 20000) nanosleep(&(struct timespec){0, 20000}, 0); /* others have the processor */
-    else if (tries > 10000 && tries % 1000 == 0) sched_yield();
+    if (tries > 5000000) nanosleep(&(struct timespec){0, 20000}, 0); /* others have the processor */
+    else if (tries > 10000 && tries % 1000 == 0) sched_yield(); /* to sleep takes longer than most waits */
 }
 
 static void *be_member(void *given) {
