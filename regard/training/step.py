@@ -146,12 +146,12 @@ def one_step(
     with deferred_checks() as checks:
         summed = _backward(model, task, settings, batches, total)
     long = _share_grads(optimiser, settings)
-    loss, norm, checked = numbers_of(summed, long, checks.total(summed))
+    loss, norm, checked = _on_host(summed, long, checks.total(summed))
     loss, checked = distributed.all_reduce(loss, checked)
     if not math.isfinite(checked):  # what lies behind a mask may have spread
         optimiser.zero_grad(set_to_none=True)
         summed = _backward(model, task, settings, batches, total)
-        loss, norm = numbers_of(summed, _share_grads(optimiser, settings))
+        loss, norm = _on_host(summed, _share_grads(optimiser, settings))
         (loss,) = distributed.all_reduce(loss)
     finite = math.isfinite(loss) and math.isfinite(norm)
     if finite:
@@ -162,7 +162,7 @@ def one_step(
     return loss, norm, int(read), finite
 
 
-def numbers_of(*numbers: float | Tensor) -> list[float]:
+def _on_host(*numbers: float | Tensor) -> list[float]:
     """Numbers as the host knows them; those on an accelerator are read all at once."""
     tensors = [x for x in numbers if isinstance(x, Tensor)]
     read = iter(torch.stack([x.float() for x in tensors]).tolist())

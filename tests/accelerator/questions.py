@@ -20,6 +20,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.training import fit
 from regard.training.optim import build_optimiser
 from regard.training.step import LoopSettings, Trainable, one_step
+from tests.models import test_vision as vision
 from tests.models.laws import close
 from tests.models.test_models import KINDS, ask, build, real, sentences
 from tests.pretend import accelerator, host_reads
@@ -180,6 +181,30 @@ def test_every_family_computes_what_the_cpu_does_with_its_gradients(name, kind):
         for name, parameter in model.named_parameters():
             assert (parameter.grad is None) == (named[name] is None)
             if parameter.grad is not None:
+                close(parameter.grad.cpu(), named[name])
+
+
+looking = vision.model  # a fixture: a model of each family that reads images
+
+
+def test_every_family_that_looks_computes_what_the_cpu_does(looking):
+    """No tensor is left behind on the CPU; numbers are read for a new size of images only."""
+    model, some = looking, vision.images(looking)
+    right = model(some)
+    right.square().mean().backward()
+    named = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    with accelerator() as device:
+        model.to(device)
+        with torch.no_grad():
+            model(some.to(device))
+        with host_reads() as reads, deferred_checks():
+            ours = model(some.to(device))
+            ours.square().mean().backward()
+        assert not reads.count, reads.where
+        close(ours.detach().cpu(), right.detach())
+        for name, parameter in model.named_parameters():
+            if named[name] is not None:
                 close(parameter.grad.cpu(), named[name])
 
 
