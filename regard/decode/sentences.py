@@ -48,6 +48,11 @@ class Joined(NamedTuple):
     pairs: list[tuple[list[int], list[int]]]
 
 
+def _limit(sentence: SourceSentence, options: Decoding) -> int:
+    """Most tokens of the target of a sentence."""
+    return options.max_length or usual_limit(len(sentence.ids)) + len(sentence.prefix)
+
+
 class SentenceDecoder:
     """Decodes with an encoder-decoder and its tokenizers, by the rules of its checkpoint.
 
@@ -169,7 +174,6 @@ class SentenceDecoder:
             or options.sampling
             or options.beam > _MOST_HYPOTHESES
             or is_tracing()
-            or any(s.prefix for s in real)
             or constraints.renormalise
             or (constraints.on == "logprobs" and self.never and options.beam > 1)
             or self.rules.changes(RuleInputs(self.rules.all_ends, [], [], []))
@@ -183,7 +187,8 @@ class SentenceDecoder:
         try:
             found = engine.translate(
                 [s.ids for s in real],
-                [options.max_length or usual_limit(len(s.ids)) for s in real],
+                [_limit(s, options) for s in real],
+                [s.prefix for s in real],
                 beam=options.beam,
                 n_best=options.n_best,
                 divisor=divisor,
@@ -215,8 +220,7 @@ class SentenceDecoder:
         real = [s for s in some if s.ids]
         if not real:
             return [[] for _ in some]
-        usual = [usual_limit(len(s.ids)) + len(s.prefix) for s in real]
-        limits = [options.max_length or limit for limit in usual]
+        limits = [_limit(s, options) for s in real]
         self._tell_limit(options)
         sources = [s.ids for s in real]
         given = RuleInputs(self.rules.all_ends, [[self.begin]] * len(real), sources, limits)

@@ -13,6 +13,9 @@ typedef struct {
   /* rows: of scratch; longest: text; reads: longest source */
   const int *ids, *end; /* all sources one after the other; other tokens that end a text */
   const long *first, *limit; /* where each source begins (and the last ends); most tokens of each text */
+  const int *forced; /* tokens that texts must begin with, one after the other */
+  const long *forced_first; /* where those of each text begin (and the last end) */
+  const float *open; /* bias of the vocabulary without what is forbidden, -inf beyond it */
   const double *divisor; /* by length, up to longest */
   const float *source_at, *target_at; /* what positions add to embeddings */
   /* what they add to scores, if anything, by head and by how far a key stands after the query, from
@@ -47,6 +50,7 @@ typedef struct {
 
 typedef struct {
   long number, length, limit, step, live, done; /* live: hypotheses */
+  long forced; /* tokens that its text must begin with: they stand in `written` from the first step on */
   Group *group;
   const float *memory; /* where its own begins */
   float *cache;        /* (blocks, limit, beam, 2 width), each written once */
@@ -68,7 +72,8 @@ typedef struct {
   long kept, places; /* best tokens of a row, and room for as many and more, a multiple of LANES */
   Sentence *live, *next_ones;
   float *logits, *top, *sum, *scores; /* of all rows */
-  int *tokens;
+  int *tokens, *must; /* must: the token that a row has to go on with, or -1 */
+  float *own;         /* the logit of that token */
   Way *found;
 } Worker;
 
@@ -115,6 +120,7 @@ static long decode(Worker *k) {
       int token = one->step ? one->written[h * one->limit + one->step - 1] : (int)k->job->bos;
       embed(e->target, e->target_row, e->target_column, k->job->target_at, s->target_scale, token,
             one->step, w, k->desk.x + rows * w);
+      k->must[rows] = one->step < one->forced ? one->written[one->step] : -1;
     }
   if (e->target_norm) normalise(s, k->desk.x, e->target_norm, e->target_shift, k->desk.x, rows);
   const float *bias = k->job->target_bias;
@@ -208,6 +214,16 @@ static void read_stretch(Worker *k, long row, const float *logits, long first, l
   k->top[row] = most;
 }
 
+/* logits of a row that has to go on with a token: nothing is forbidden there, as in search.py */
+static void read_open(Worker *k, long row, long p, long last, float *logits) {
+  Matrix head = k->desk.engine->head;
+  Rounded bytes = {k->desk.rounded.bytes + row * quads(head.in) * QUAD, k->desk.rounded.scale + row};
+  head.bias = (float *)k->job->open;
+  multiply(1, k->desk.y + row * head.in, &bytes, &head, p, last, logits, STRETCH, STRETCH, STORE, 0);
+  long token = k->must[row] - p * PANEL;
+  if (token >= 0 && token < (last - p) * PANEL) k->own[row] = logits[token];
+}
+
 static void read_vocabulary(Worker *k, long rows) {
   const Matrix *head = &k->desk.engine->head;
   for (long i = 0; i < rows; i++) k->top[i] = -INFINITY, k->sum[i] = 0;
@@ -218,6 +234,7 @@ static void read_vocabulary(Worker *k, long rows) {
     long count = (last - p) * PANEL, padded = (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
     multiply(rows, k->desk.y, &k->desk.rounded, head, p, last, k->logits, STRETCH, STRETCH, STORE, 0);
     for (long i = 0; i < rows; i++) {
+      if (k->must[i] >= 0) read_open(k, i, p, last, k->logits + i * STRETCH);
       for (long c = count; c < padded; c++) k->logits[i * STRETCH + c] = -INFINITY;
       read_stretch(k, i, k->logits + i * STRETCH, p * PANEL, padded);
     }
@@ -225,6 +242,7 @@ static void read_vocabulary(Worker *k, long rows) {
   for (long i = 0; i < rows; i++) {
     float all_sum = k->top[i] + logf(k->sum[i]);
     k->broken |= !(all_sum - all_sum == 0);
+    if (k->must[i] >= 0) k->scores[i * k->places] = k->own[i], k->tokens[i * k->places] = k->must[i];
     for (long j = 0; j < k->kept; j++) k->scores[i * k->places + j] -= all_sum;
   }
 }
@@ -274,11 +292,12 @@ static int ends_text(const Job *job, int token) {
   return 0;
 }
 
-/* the best `kept` ways of all hypotheses of a sentence, whose rows begin with this one, best first */
-static void merge(const Worker *k, const Sentence *one, long row) {
-  long at[256] = {0};
+/* the best ways of all hypotheses of a sentence, whose rows begin with this one, best first; how many:
+ * `kept`, or the one that there is where a token is forced */
+static long merge(const Worker *k, const Sentence *one, long row) {
+  long at[256] = {0}, ways = one->step < one->forced ? 1 : k->kept;
   const float *scores = k->scores + row * k->places;
-  for (long n = 0; n < k->kept; n++) {
+  for (long n = 0; n < ways; n++) {
     long best = 0;
     float most = -INFINITY;
     for (long h = 0; h < one->live; h++) {
@@ -290,14 +309,15 @@ static void merge(const Worker *k, const Sentence *one, long row) {
     long place = (row + best) * k->places + (at[best] < k->kept ? at[best]++ : 0);
     k->found[n] = (Way){most, (int)best, k->tokens[place]};
   }
+  return ways;
 }
 
 /* follow the best ways of a sentence, whose hypotheses begin with this row */
 static int advance(Worker *k, Sentence *one, long row) {
   const Job *job = k->job;
   long step = one->step, limit = one->limit, last = limit == step + 1, added = 0, going = 0;
-  merge(k, one, row);
-  for (long n = 0; n < k->beam; n++)
+  long ways = merge(k, one, row);
+  for (long n = 0; n < k->beam && n < ways; n++)
     if (k->found[n].score != -INFINITY && (last || ends_text(job, k->found[n].token))) {
       if (!add_text(k, one, k->found + n)) return 0;
       added = 1;
@@ -308,9 +328,9 @@ static int advance(Worker *k, Sentence *one, long row) {
     one->done = one->finished >= job->enough;
   }
   Way next[k->beam];
-  for (long n = 0; n < k->kept && going < k->beam; n++)
+  for (long n = 0; n < ways && going < k->beam; n++)
     if (!ends_text(job, k->found[n].token)) next[going++] = k->found[n];
-  for (long n = 0; n < k->kept && going < k->beam; n++)
+  for (long n = 0; n < ways && going < k->beam; n++)
     if (ends_text(job, k->found[n].token)) next[going++] = k->found[n];
   if (!going) return one->done = 1;
   double now = job->divisor[step + 1], most = job->divisor[limit], reach = now;
@@ -413,6 +433,9 @@ static int join(Worker *k) {
     one->written = (int *)(one->passed + past);
     one->spare = (char *)(one->written + past);
     one->path = (unsigned char *)(one->written + 2 * past);
+    const long *from = k->job->forced_first + one->number;
+    one->forced = from[1] - from[0];
+    memcpy(one->written, k->job->forced + from[0], one->forced * sizeof(int));
   }
   return 1;
 }
@@ -421,7 +444,7 @@ static void work(Worker *k) {
   const Shape *s = &k->desk.engine->shape;
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
-  long each = 2 * most + wide + STRETCH + 3;
+  long each = 2 * most + wide + STRETCH + 5;
   long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + LANES;
   float *scratch = aligned_alloc(64, ((rows * each + s->heads * (keys + LANES) + LANES) * 4 + 63) / 64 * 64);
   k->desk.keys = malloc(2 * keys * sizeof(float *));
@@ -433,7 +456,8 @@ static void work(Worker *k) {
   if (!k->broken) {
     k->desk.x = scratch, k->desk.y = k->desk.x + rows * most, k->desk.wide = k->desk.y + rows * most;
     k->logits = k->desk.wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
-    k->desk.rounded.scale = k->sum + rows, k->desk.weights = k->sum + 2 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->most;
+    k->desk.rounded.scale = k->sum + rows, k->own = k->sum + 2 * rows, k->must = (int *)(k->sum + 3 * rows);
+    k->desk.weights = k->sum + 4 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->most;
     k->tokens = (int *)(k->scores + rows * k->places);
   }
   while (!k->broken) {

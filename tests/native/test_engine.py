@@ -102,6 +102,7 @@ def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **o
         found = engine.translate(
             texts,
             limits,
+            options.get("prefix", ()),
             beam=beam,
             n_best=n_best,
             divisor=divisor,
@@ -137,6 +138,38 @@ def test_the_engine_finds_what_the_search_finds(name: str, beam: int):
     same = sum(a[0].ids == b[0].ids for a, b in zip(ours, theirs, strict=True))
     assert same >= 39, "texts as good as each other are rare"
     assert any(one.ids for (one, *_) in ours)
+
+
+@pytest.mark.parametrize("name", ["plain", "a wide vocabulary", "BART"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_forced_beginnings_are_those_of_the_search(name: str, beam: int):
+    model, texts = build(VARIANTS[name], 5), sources(40, seed=5)
+    vocab, rng = model.head.out_features, np.random.default_rng(5)
+    some = np.setdiff1d(np.arange(vocab), [EOS])  # forbidden tokens and other ends among them
+    prefix = [rng.choice(some, n % 5).tolist() for n in range(len(texts))]
+    limits = [max(1, len(ids)) + n % 7 for n, ids in enumerate(prefix)]
+    for more in ({"n_best": min(beam, 3)}, {"ends": (7, 9)}):
+        words = {"beam": beam, "prefix": prefix, **more}
+        ours = by_engine(model, texts, limits, **words)
+        assert_alike(ours, by_search(model, texts, limits, **words))
+        begun = [(a.ids, b) for some, b in zip(ours, prefix, strict=True) for a in some]
+        assert all(a[: len(b)] == b[: len(a)] for a, b in begun)
+    alone = [
+        by_engine(model, [a], [n], beam=beam, prefix=[b], ends=(7, 9))[0]
+        for a, n, b in zip(texts, limits, prefix, strict=True)
+    ]
+    assert alone == ours, "to the bit"
+
+
+@pytest.mark.parametrize("prefix", [[5, EOS], [37], [-1], [5, 6, 7, 8]])
+def test_a_beginning_that_cannot_be_is_left_to_the_search(prefix: list[int]):
+    model = build(SMALL)
+    with native.fast(model, frozen=True):
+        options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
+        found = model.engine(()).translate(
+            [[4]], [3], [prefix], beam=5, n_best=1, divisor=float, **options
+        )
+    assert found is None
 
 
 @pytest.mark.parametrize("stopping", STOPPINGS)

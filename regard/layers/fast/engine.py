@@ -58,7 +58,8 @@ class Parts(NamedTuple):
 class _Job(ctypes.Structure):
     names = ["sentences", "beam", "n_best", "greedy", "stopping", "bos", "eos"]
     names += ["threads", "rows", "longest", "reads", "ends"]
-    arrays = ["ids", "end", "first", "limit", "divisor", "source_at", "target_at"]
+    arrays = ["ids", "end", "first", "limit", "forced", "forced_first", "open"]
+    arrays += ["divisor", "source_at", "target_at"]
     arrays += ["source_bias", "target_bias"]
     results = ["texts", "counts", "steps", "passed", "scores"]
     _fields_ = [(name, ctypes.c_long) for name in names] + [("enough", ctypes.c_double)]
@@ -138,6 +139,7 @@ class Engine:
         self,
         sources: Sequence[Sequence[int]],
         limits: Sequence[int],
+        prefixes: Sequence[Sequence[int]] = (),
         *,
         beam: int,
         n_best: int,
@@ -153,6 +155,7 @@ class Engine:
         Args:
             sources: the tokens of each source, at least one
             limits: the most tokens of each text
+            prefixes: tokens that each text begins with, if any does
             beam: hypotheses of a sentence; 1 is greedy
             n_best: texts to return of each
             divisor: of a log-probability, by how many tokens it is the sum of
@@ -162,8 +165,14 @@ class Engine:
             eos: the token that ends a text and is not part of it
             ends: tokens that end a text and are part of it
         """
-        known = self.parts.source.tokens.num_embeddings, self.parts.target.tokens.num_embeddings
-        if not 0 <= bos < known[1] or not all(0 <= x < known[0] for ids in sources for x in ids):
+        known, written = (x.tokens.num_embeddings for x in (self.parts.source, self.parts.target))
+        if not 0 <= bos < written or not all(0 <= x < known for ids in sources for x in ids):
+            return None
+        given = [list(ids) for ids in prefixes] or [[]] * len(sources)
+        if any(len(ids) > limit for ids, limit in zip(given, limits, strict=True)):
+            return None
+        written = min(written, self.parts.head.out_features)
+        if any(x == eos or not 0 <= x < written for ids in given for x in ids):
             return None
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         reads, longest = len(sources[order[0]]), max(limits)
@@ -181,6 +190,9 @@ class Engine:
             "end": torch.tensor([*ends, 0], dtype=torch.int32),
             "first": torch.tensor([*accumulate((len(sources[i]) for i in order), initial=0)]),
             "limit": torch.tensor([limits[i] for i in order]),
+            "forced": torch.tensor([*(x for i in order for x in given[i]), 0], dtype=torch.int32),
+            "forced_first": torch.tensor([*accumulate((len(given[i]) for i in order), initial=0)]),
+            "open": self._open_bias() if any(given) else None,
             "divisor": self._divisors(divisor, longest),
             "source_at": self._positions(self.parts.source, reads),
             "target_at": self._positions(self.parts.target, longest),
@@ -205,6 +217,12 @@ class Engine:
                 both = written[place, :many].tolist(), likely[place, :passed].tolist()
                 texts[order[place // n_best]].append(EngineText(*both, scores[place]))
         return texts
+
+    def _open_bias(self) -> Tensor:
+        """Bias of the head with nothing forbidden, filled up to whole panels."""
+        out, (_, bias) = self.parts.head.out_features, weight_and_bias(self.parts.head)
+        own = torch.zeros(out) if bias is None else bias.detach()
+        return F.pad(own, (0, -out % (4 * _LANES)), value=-torch.inf)
 
     def _divisors(self, divisor: Callable[[int], float], longest: int) -> Tensor:
         """Divisors of log-probabilities, by the number of tokens, up to so many or more."""
