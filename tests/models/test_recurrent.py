@@ -59,7 +59,7 @@ def build(vocab: int = 11, **changes) -> Recurrent:
 # Cells
 
 
-@pytest.mark.parametrize(("name", "theirs"), [("lstm", nn.LSTM), ("gru", nn.GRU)])
+@pytest.mark.parametrize(("name", "theirs"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])
 def test_a_cell_is_that_of_torch(name: str, theirs: Callable):
     torch.manual_seed(0)
     cell = enlarged(build_cells(replace(CELL, cell=name), 5, 1)[0])
@@ -118,6 +118,8 @@ def loop(model: Recurrent, source: list[int], target: list[int]) -> tuple[Tensor
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             return torch.sigmoid(o) * torch.tanh(c), c
         (h,) = state
+        if cell.gates == 1:
+            return (torch.tanh(cell.given(x) + cell.past(h)),)
         r, u, n = cell.given(x).split(width)
         old_r, old_u, old_n = cell.past(h).split(width)
         u, n = torch.sigmoid(u + old_u), torch.tanh(n + torch.sigmoid(r + old_r) * old_n)
@@ -150,7 +152,7 @@ def loop(model: Recurrent, source: list[int], target: list[int]) -> tuple[Tensor
     return torch.stack(logits), torch.stack(alignments)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_rnnsearch_is_the_loop_of_the_paper(cell: str):
     model = build(cell=cell)
     source, target = torch.tensor([[3, 7, 4, 9, 2]]), torch.tensor([[1, 5, 8, 6]])

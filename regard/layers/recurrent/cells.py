@@ -41,6 +41,14 @@ class Cell(nn.Module):
         return torch.stack(said, 1), state
 
 
+class RNN(Cell):
+    """The plain recurrent unit (Elman 1990): h' = tanh(W x + U h)."""
+
+    def step(self, given: Tensor, state: Parts) -> Parts:
+        """Next hidden state."""
+        return (torch.tanh(given + self.past(state[0])),)
+
+
 class LSTM(Cell):
     """Long short-term memory (Hochreiter and Schmidhuber 1997, forgetting as Gers et al. 2000).
 
@@ -84,7 +92,7 @@ class GRU(Cell):
         return (torch.addcmul(new, u, h - new),)
 
 
-CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
+CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
 
 
 def init_cells(model: nn.Module) -> None:
