@@ -3,7 +3,7 @@
     python bench/dictionaries.py --peer PYTHON [--quick]
 
 PYTHON is that of an environment with sae-lens 6.54 and the same torch. 1,024 features are planted
-in 64 dimensions (regard/insight/planted.py, a small copy of SynthSAEBench); both learn 256 features
+in 64 dimensions (regard/gallery/planted.py, a small copy of SynthSAEBench); both learn 256 features
 by each method, and are judged by the same function. A ratio of F1 or MCC is ours over theirs, one
 of time theirs over ours: over 1 is better. Learning rates were chosen for each side on another seed
 (--seed 2), and the coefficient of their L1, so that as many features fire as with the others (ours
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,12 @@ import torch  # noqa: E402
 from apart import machine  # noqa: E402
 
 from regard.gallery.planted import Planted, PlantedConfig, judge_features  # noqa: E402
-from regard.insight.autoencoder import AutoencoderConfig, SparseAutoencoder, Trainer  # noqa: E402
+from regard.insight.autoencoder import (  # noqa: E402
+    AutoencoderConfig,
+    SparseAutoencoder,
+    VectorTraining,
+    learn,
+)
 
 BATCH, WIDTH, FEATURES, K = 1024, 64, 256, 6
 KEPT = 400  # batches that are drawn beforehand; more steps read them again
@@ -42,10 +48,10 @@ def learn_ours(method: str, data: list[torch.Tensor], steps: int, lr: float) -> 
     start = START.get(method, 1.0)
     model = SparseAutoencoder(AutoencoderConfig(WIDTH, FEATURES, K, method, start=start))
     model.fit_scale(data[0], centre=False)
-    trainer = Trainer(model, steps, lr, dead_after=100 * BATCH)
+    training = VectorTraining(model, lambda n: data[n % len(data)], dead_after=100 * BATCH)
     begun = time.perf_counter()
-    for step in range(steps):
-        trainer.step(step, data[step % len(data)])
+    with tempfile.TemporaryDirectory() as folder:
+        learn(training, Path(folder), steps=steps, lr=lr)
     return model, time.perf_counter() - begun
 
 
@@ -138,10 +144,10 @@ def run_side(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     planted = Planted(PlantedConfig(seed=options.seed))
     data = [planted.sample(n, BATCH)[0] for n in range(min(KEPT, options.steps))]
-    learn = learn_ours if options.side == "regard" else learn_theirs
+    side = learn_ours if options.side == "regard" else learn_theirs
     for method in options.methods.split(","):
         lr = options.lr or LR[options.side]
-        model, seconds = learn(method, data, options.steps, lr)
+        model, seconds = side(method, data, options.steps, lr)
         found = judge_features(model, planted, batches=20)
         told = {"side": options.side, "method": method, "seconds": seconds, **asdict(found)}
         print(json.dumps(told), flush=True)

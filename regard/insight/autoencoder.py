@@ -6,14 +6,17 @@ name in SPARSITIES. An entry counts by what it adds, its value times the length 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError, lookup
+from regard.training.fit import Fit, Outcome
+from regard.training.plan import make_plan
+from regard.training.step import LoopSettings, Trainable
 
 _MOST_WEIGHTS = 2**28  # of encoder and decoder together
 _AUXILIARY = 0.1  # weight of the loss that revives dead features (Gao et al. 2024: 1/32)
@@ -247,29 +250,91 @@ class SparseAutoencoder(nn.Module):
         share = min(1.0, len(dead) / (self.config.width / 2))
         return share * (z @ decoder - rest).pow(2).mean() / rest.pow(2).mean().clamp(min=1e-8)
 
-    def state(self) -> dict[str, Any]:
-        """Return parameters and buffers by name, which is all that training changes."""
-        return {name: x.detach() for name, x in self.state_dict().items()}
+
+class VectorTraining(Trainable):
+    """Vectors that an autoencoder learns to reconstruct, as the training loop sees them.
+
+    Args:
+        autoencoder: what is trained
+        vectors: vectors (b, width) of batch n, always the same for the same n
+        dead_after: vectors without a feature after which it is revived
+        judge: its scores after the last step
+    """
+
+    def __init__(
+        self,
+        autoencoder: SparseAutoencoder,
+        vectors: Callable[[int], Tensor],
+        dead_after: int,
+        judge: Callable[[], dict[str, float]] = dict,
+    ):
+        self.autoencoder, self.vectors = autoencoder, vectors
+        self.dead_after, self.judge = dead_after, judge
+
+    def batch(self, n: int) -> Tensor:
+        """Vectors of batch n."""
+        return self.vectors(n)
+
+    def count(self, batch: Tensor) -> tuple[int, int]:
+        """Number of vectors, of which all are read."""
+        return len(batch), len(batch)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Summed loss of a batch."""
+        return self.autoencoder.loss(batch, self.dead_after)[0] * len(batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Scores of the last step, the only one that is judged."""
+        return {**self.judge(), "better": 0.0}
 
 
-class Trainer:
-    """One step of training after another, a function of the state and the batch alone."""
+def learn(
+    training: VectorTraining,
+    folder: Path,
+    *,
+    steps: int,
+    lr: float,
+    seed: int = 1,
+    save_every: float = 120.0,
+    publish: Callable[[dict[str, Tensor], dict[str, float]], None] = lambda weights, scores: None,
+    lost: bool = False,
+    quiet: bool = True,
+) -> Outcome:
+    """Train an autoencoder in a folder, or go on where it stopped.
 
-    def __init__(self, model: SparseAutoencoder, steps: int, lr: float, dead_after: int):
-        self.model, self.steps, self.lr, self.dead_after = model, steps, lr, dead_after
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.999), fused=True)
+    It is judged once, at the end: how many features fire settles on the way, so that of two steps
+    neither is the better dictionary.
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step: it rises at first, and falls over the last third."""
-        left = 1 - step / self.steps
-        return self.lr * min(1.0, (step + 1) / (1 + 0.02 * self.steps), 3 * left + 1e-3)
-
-    def step(self, step: int, x: Tensor) -> tuple[float, Tensor]:
-        """Learn from a batch; return the loss and which features were kept."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate(step)
-        loss, kept = self.model.loss(x, self.dead_after)
-        self.optimiser.zero_grad()
-        loss.backward()
-        self.optimiser.step()
-        return float(loss.detach()), kept
+    Args:
+        training: the autoencoder and its vectors
+        folder: for checkpoints and metrics
+        steps: number of steps
+        lr: peak learning rate
+        seed: of the run
+        save_every: seconds between checkpoints
+        publish: saves weights
+        lost: published weights are gone, and are published again from a checkpoint
+        quiet: prints nothing
+    """
+    settings = LoopSettings(
+        steps=steps,
+        lr=lr,
+        seed=seed,
+        warmup=1 + steps // 50,
+        schedule="trapezoid",
+        weight_decay=0.0,
+        beta2=0.999,
+        clip=0.0,
+        valid_every=steps,
+        save_every=save_every,
+    )
+    return Fit(
+        training.autoencoder,
+        training,
+        settings,
+        folder,
+        plans=[make_plan(settings)],
+        publish=publish,
+        lost=lost,
+        quiet=quiet,
+    ).run()

@@ -1,8 +1,8 @@
 """Sparse dictionaries of what flows at a place of a model, learnt from streamed activations.
 
-The batches are those of the model's own task, so every modality has them; batch n is a function of
-(seed, n), and so is chunk n of the stream. A run that is killed goes on from its last checkpoint
-and ends with the same bits.
+The batches are those of the model's own task, so every modality has them. How many vectors one
+gives is known when it has been computed; so a fixed number of them makes a chunk, from which a
+fixed number of steps is drawn, and step n is a function of (seed, n), as the training loop asks.
 """
 
 import json
@@ -22,32 +22,30 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.attention.intervene import INTERVENTION_PLACES, change, record
 from regard.data.seeds import mix
 from regard.errors import UsageError
-from regard.files import delete, read_json, sha256, write_json
-from regard.files.hashes import SUMS, seal, verify
-from regard.insight.autoencoder import SPARSITIES, AutoencoderConfig, SparseAutoencoder, Trainer
+from regard.files import read_json, sha256, write_json
+from regard.files.hashes import damaged, listed, seal, unseal, verify
+from regard.insight.autoencoder import (
+    SPARSITIES,
+    AutoencoderConfig,
+    SparseAutoencoder,
+    VectorTraining,
+    learn,
+)
 from regard.metrics.results import Named
 from regard.models.folder import save_weights
 from regard.settings import fill, setting
 from regard.tasks.frame.origin import Origin
+from regard.tasks.prepare import Report
 from regard.tasks.runner import Runner
-from regard.training.checkpoint import (
-    load_checkpoint,
-    newest_complete,
-    optimiser_names,
-    optimiser_tensors,
-    prune,
-    restore_optimiser,
-    save_checkpoint,
-)
-from regard.training.progress import Progress
 from regard.training.run_folder import locked
+from regard.training.step import LoopSettings
 
 _CONFIG, WEIGHTS, _PAGE = "config.json", "dictionary.safetensors", "features.html"
-_FORMAT = 1
+_FORMAT = 2  # 1: trained by a loop of its own; what is loaded is the same
+_COUNTED = 8  # batches of the model that tell how many vectors one gives
 _MOST_ACTIVATIONS = 2**27  # numbers of a chunk, which bounds memory
 _HELD_OUT = 0.05  # of the batches of an epoch, by which a dictionary is judged
 MOST_JUDGED = 16  # batches by which it is judged
-SAVE_EVERY = 300  # steps
 _JUDGING = 1024  # vectors by which the threshold is set at the end
 _FAR = 1.5  # times as many features as asked for, or as few
 # settings of tasks that would change what a model reads, or how its loss is counted
@@ -84,6 +82,7 @@ class DictionarySettings:
     buffer: int = setting(2**15, "vectors in memory, out of which batches are drawn", min=1)
     dead_after: int = setting(200_000, "vectors without a feature after which it is revived", min=1)
     seed: int = setting(1, "of weights and batches", min=0)
+    save_every: float = setting(120.0, "seconds between checkpoints", min=0)
     examples: int = setting(8, "top examples of each feature on the page", min=1, max=64)
     shown: int = setting(40, "features on the page", min=1, max=2000)
     steer: str | None = setting(None, "an input to answer while features are turned up and down")
@@ -145,8 +144,8 @@ def place_name(at: str) -> str:
 class Stream:
     """What flows at a place of a model over the batches that it is trained by."""
 
-    def __init__(self, task: Runner[Any], at: str, values: Mapping[str, Any], rows: int):
-        self.task, self.at, self.rows = task, place_name(at), rows
+    def __init__(self, task: Runner[Any], at: str, values: Mapping[str, Any]):
+        self.task, self.at = task, place_name(at)
         if self.at.rpartition(".")[2] in ("weights", "mask", "heads"):
             raise UsageError(f"at={at}: a dictionary is learnt of vectors; name a module, or .in")
         learner, told = task.trained_as()
@@ -193,25 +192,54 @@ class Stream:
         _, x, real = self.read(n)
         return x[real] if x.dim() > 2 else x
 
-    def chunk(self, n: int, seed: int, first: int) -> tuple[Tensor, int]:
-        """Return shuffled vectors from batch `first` on, and which batch comes next."""
-        parts, count = [], 0
-        while count < self.rows:
-            parts.append(self.vectors(first % self.trained))
-            count += len(parts[-1])
-            first += 1
-            if sum(part.numel() for part in parts) > _MOST_ACTIVATIONS:
-                raise UsageError(
-                    f"buffer={self.rows:,} vectors of {parts[0].shape[1]:,} numbers are too many "
-                    f"for memory; at most {_MOST_ACTIVATIONS // parts[0].shape[1]:,}"
-                )
-        whole = torch.cat(parts)
-        generator = torch.Generator().manual_seed(mix(seed, "chunk", n))
-        return whole[torch.randperm(len(whole), generator=generator)], first
-
     def judged(self) -> Iterator[int]:
         """Return the batches that nothing is learnt from."""
         return iter(range(self.trained, self.trained + self.held_out))
+
+
+class Chunks:
+    """Shuffled vectors of a stream, of which batch n is a function of (seed, n).
+
+    Chunk c holds the vectors of `reads` batches of the model from c * reads on; `steps` batches are
+    drawn from it. Both numbers follow from the first batches of the model.
+    """
+
+    def __init__(self, stream: Stream, *, batch: int, buffer: int, seed: int):
+        if batch > buffer:
+            raise UsageError(f"batch={batch} is more than buffer={buffer}; raise buffer=")
+        self.stream, self.size, self.buffer, self.seed = stream, batch, buffer, seed
+        counted = range(min(_COUNTED, stream.trained))
+        mean = max(1.0, sum(len(stream.vectors(n)) for n in counted) / len(counted))
+        self.reads = math.ceil(buffer / mean)
+        self.steps = max(1, int(self.reads * mean) // batch)
+        self.kept: tuple[int, Tensor] | None = None
+
+    def chunk(self, c: int) -> Tensor:
+        """Vectors of chunk c in their order; those of the last one are kept."""
+        if self.kept is None or self.kept[0] != c:
+            self.kept = None  # before there are two in memory
+            self.kept = c, self._read(c)
+        return self.kept[1]
+
+    def _read(self, c: int) -> Tensor:
+        parts, numbers = [], 0
+        for n in range(c * self.reads, (c + 1) * self.reads):
+            parts.append(self.stream.vectors(n % self.stream.trained))
+            numbers += parts[-1].numel()
+            if numbers > _MOST_ACTIVATIONS:
+                raise UsageError(
+                    f"buffer={self.buffer:,} vectors of {parts[0].shape[1]:,} numbers are too many "
+                    f"for memory; at most {_MOST_ACTIVATIONS // parts[0].shape[1]:,}"
+                )
+        whole = torch.cat(parts)
+        generator = torch.Generator().manual_seed(mix(self.seed, "chunk", c))
+        return whole[torch.randperm(len(whole), generator=generator)]
+
+    def __getitem__(self, n: int) -> Tensor:
+        """Vectors (batch, width) of step n; a chunk that is too short is read round."""
+        c, part = divmod(n, self.steps)
+        chunk = self.chunk(c)
+        return chunk[torch.arange(part * self.size, (part + 1) * self.size) % len(chunk)]
 
 
 def _folder(task: Runner[Any]) -> Path:
@@ -236,11 +264,18 @@ def real_places(batch: Any, x: Tensor) -> Tensor:
     return everything
 
 
-def dictionary_of(task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = True) -> Dictionary:
-    """Learn a dictionary of a loaded model by settings as the user gave them."""
+def dictionary_of(
+    task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = True
+) -> Dictionary | Report:
+    """Learn a dictionary of a loaded model by settings as the user gave them.
+
+    The result is a `Report` if a signal stopped it.
+    """
     own = {each.name for each in fields(DictionarySettings)}
     asked = fill(DictionarySettings, {key: v for key, v in given.items() if key in own})
     more = {key: value for key, value in given.items() if key not in own}
+    for key in (each.name for each in fields(LoopSettings) if each.name in more):
+        raise UsageError(f"{key}={more[key]} is not a setting of a dictionary; it trains by steps=")
     if asked.at is None:
         raise UsageError("at is missing; name a module of the model, such as at=blocks.2")
     if asked.data is None:
@@ -248,12 +283,40 @@ def dictionary_of(task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = 
         raise UsageError(f"data is missing; add data=FILE or data=FOLDER with {holds}")
     if asked.out is None:
         raise UsageError("out is missing; add out=FOLDER for the dictionary")
-    stream = Stream(task, asked.at, {**more, "data": asked.data, "seed": asked.seed}, asked.buffer)
+    stream = Stream(task, asked.at, {**more, "data": asked.data, "seed": asked.seed})
     from regard.insight.feature_page import write_page
 
     folder = Path(asked.out)
     with locked(folder):
-        model = learn(stream, asked, folder, quiet=quiet)
+        chunks = Chunks(stream, batch=asked.batch, buffer=asked.buffer, seed=asked.seed)
+        vectors = chunks.chunk(0)
+        model = _begin(stream, asked, vectors.shape[1], folder)
+        model.fit_scale(vectors)
+        sample = vectors[: max(asked.batch, _JUDGING)].clone()
+        del vectors
+
+        def judged() -> dict[str, float]:
+            model.fit_threshold(sample)
+            return judge(stream, model)
+
+        def publish(weights: dict[str, Tensor], scores: dict[str, float]) -> None:
+            unseal(folder)
+            save_weights(folder, weights, name=WEIGHTS)
+            seal(folder)
+
+        outcome = learn(
+            VectorTraining(model, chunks.__getitem__, asked.dead_after, judged),
+            folder,
+            steps=asked.steps,
+            lr=asked.lr,
+            seed=asked.seed,
+            save_every=asked.save_every,
+            publish=publish,
+            lost=WEIGHTS not in listed(folder) or bool(damaged(folder, listed(folder))),
+            quiet=quiet,
+        )
+        if not outcome.finished:
+            return Report(str(folder), outcome.step, asked.steps, False, {}, signal=outcome.signal)
         found = Dictionary(
             folder=str(folder),
             at=stream.at,
@@ -261,7 +324,7 @@ def dictionary_of(task: Runner[Any], given: Mapping[str, Any], *, quiet: bool = 
             k=model.config.k,
             sparsity=asked.sparsity,
             steps=asked.steps,
-            **judge(stream, model),
+            **{name: value for name, value in outcome.scores.items() if name != "better"},
             memory=memory_of(model.config, asked),
             page=str(folder / _PAGE),
         )
@@ -291,13 +354,13 @@ def features_of(asked: DictionarySettings, width: int) -> int:
     return count
 
 
-def learn(
-    stream: Stream, asked: DictionarySettings, folder: Path, *, quiet: bool = True
+def _begin(
+    stream: Stream, asked: DictionarySettings, width: int, folder: Path
 ) -> SparseAutoencoder:
-    """Train a dictionary in a folder, or go on where it stopped."""
-    first = stream.vectors(0)
-    features = features_of(asked, first.shape[1])
-    config = AutoencoderConfig(first.shape[1], features, asked.k, asked.sparsity, start=asked.start)
+    """A new dictionary in a folder that is empty, or in which the same one was begun."""
+    config = AutoencoderConfig(
+        width, features_of(asked, width), asked.k, asked.sparsity, start=asked.start
+    )
     about = {
         "regard_dictionary": _FORMAT,
         "at": stream.at,
@@ -320,64 +383,16 @@ def learn(
         raise UsageError(f"{folder}: is there already and not empty; choose another out=")
     else:
         write_json(folder / _CONFIG, about)
-    if (folder / WEIGHTS).exists():
-        model = load_dictionary(folder)
-    else:
-        model = SparseAutoencoder(config, seed=mix(asked.seed, "dictionary"))
-        _train(model, stream, asked, folder, quiet)
-        save_weights(folder, model.state(), name=WEIGHTS)
-    if not (folder / SUMS).exists():
-        seal(folder)
-    delete(folder / "checkpoints")
-    delete(folder / "last")
-    return model
-
-
-def _train(
-    model: SparseAutoencoder, stream: Stream, asked: DictionarySettings, folder: Path, quiet: bool
-) -> None:
-    """Train a dictionary from its last checkpoint on."""
-    trainer = Trainer(model, asked.steps, asked.lr, asked.dead_after)
-    names = optimiser_names(trainer.optimiser, dict(model.named_parameters()))
-    step = chunk = batch = 0
-    last, _ = newest_complete(folder / "checkpoints")
-    if last is not None:
-        groups, counters = load_checkpoint(last)
-        model.load_state_dict(groups["model"])
-        restore_optimiser(trainer.optimiser, names, groups["optimiser"])
-        step, chunk, batch = (int(counters[name]) for name in ("step", "chunk", "batch"))
-    saved = step
-    with Progress("dictionary", asked.steps, quiet=quiet, done=step) as progress:
-        while step < asked.steps:
-            vectors, batch = stream.chunk(chunk, asked.seed, batch)
-            if chunk == 0:
-                model.fit_scale(vectors)
-            for start in range(0, len(vectors) - asked.batch + 1, asked.batch):
-                loss, _ = trainer.step(step, vectors[start : start + asked.batch])
-                step += 1
-                progress.update(1, loss=loss, tokens=asked.batch)
-                if step == asked.steps:
-                    model.fit_threshold(vectors[: max(asked.batch, _JUDGING)])
-                    break
-            if len(vectors) < asked.batch:
-                raise UsageError(f"batch={asked.batch} is more than buffer={asked.buffer}")
-            chunk += 1
-            if step - saved >= SAVE_EVERY and step < asked.steps:
-                tensors = {
-                    "model": model.state(),
-                    "optimiser": optimiser_tensors(trainer.optimiser, names),
-                }
-                counters = {"step": step, "chunk": chunk, "batch": batch}
-                save_checkpoint(folder / "checkpoints", step, tensors, counters)
-                prune(folder / "checkpoints", {f"step-{step}"})
-                saved = step
+    return SparseAutoencoder(config, seed=mix(asked.seed, "dictionary"))
 
 
 def load_dictionary(folder: str | Path) -> SparseAutoencoder:
     """Load a dictionary that was learnt into a folder."""
     verify(Path(folder))
     told = read_json(Path(folder) / _CONFIG)
-    if told.get("regard_dictionary") != _FORMAT or not isinstance(told.get("autoencoder"), dict):
+    if told.get("regard_dictionary") not in (1, _FORMAT) or not isinstance(
+        told.get("autoencoder"), dict
+    ):
         raise UsageError(f"{folder}: no dictionary; learn one with: regard dictionary MODEL ...")
     model = SparseAutoencoder(fill(AutoencoderConfig, told["autoencoder"], where=str(folder)))
     path = Path(folder) / WEIGHTS

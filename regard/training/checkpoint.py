@@ -95,9 +95,10 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dic
     """State of an optimiser as named tensors."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     return {
-        f"{name}:{key}": value
+        f"{name}:{key}": torch.as_tensor(value)
         for name, parameter in zip(names, parameters, strict=True)
         for key, value in optimiser.state[parameter].items()
+        if value is not None
     }
 
 

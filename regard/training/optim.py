@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from regard import native
 from regard.errors import lookup
@@ -31,10 +32,16 @@ def constant(step: float, steps: int, warmup: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup))
 
 
+def trapezoid(step: float, steps: int, warmup: int) -> float:
+    """Linear warm-up, then constant, then linear decay over the last third."""
+    return min(1.0, (step + 1) / max(1, warmup), 3 * (1 - step / steps) + 1e-3)
+
+
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "inverse_sqrt": inverse_sqrt,
     "cosine": cosine,
     "constant": constant,
+    "trapezoid": trapezoid,
 }
 
 
@@ -140,7 +147,8 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     return {name: most if depth < 0 else depth for name, depth in depths.items()}
 
 
-OPTIMISERS: dict[str, type[AdamW]] = {"adamw": NativeAdamW, "muon": Muon}
+OPTIMISERS: dict[str, type[Optimizer]] = {"adamw": NativeAdamW, "muon": Muon}
+"""Optimisers by name; each is given those of lr, betas, eps and fused that it takes."""
 
 
 def build_optimiser(
@@ -153,7 +161,7 @@ def build_optimiser(
     eps: float = 1e-9,
     layer_decay: float = 1.0,
     lr_scales: Mapping[str, float] = MappingProxyType({}),
-) -> AdamW:
+) -> Optimizer:
     """Build an optimiser with weight decay on matrices, not on biases and norms.
 
     Args:
@@ -197,4 +205,6 @@ def build_optimiser(
             if (some := [p for p in group["params"] if scales[id(p)] == scale])
         ]
     kind = lookup("optimiser", name, OPTIMISERS)
-    return kind(groups, lr=lr, betas=betas, eps=eps, fused=True)
+    options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "fused": True}
+    takes = signature(kind).parameters
+    return kind(groups, **{key: value for key, value in options.items() if key in takes})

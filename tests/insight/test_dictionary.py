@@ -1,8 +1,11 @@
 """Sparse dictionaries: the parts, planted features, resuming to the bit, steering, the page."""
 
 import json
+import os
 import random
 import re
+import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +23,11 @@ from regard.insight.autoencoder import (
     SPARSITIES,
     AutoencoderConfig,
     SparseAutoencoder,
-    Trainer,
+    VectorTraining,
+    learn,
 )
 from regard.insight.dictionary import load_dictionary, steer
+from regard.training import fit
 
 SMALL = PlantedConfig(features=24, width=16, most=0.2, least=0.02, roots=2, branching=2, depth=2)
 TEXT = "To be, or not to be, that is the question. " * 40
@@ -32,9 +37,9 @@ def learned(sparsity: str, planted: Planted, steps: int = 250, features: int = 2
     model = SparseAutoencoder(AutoencoderConfig(16, features, 2.0, sparsity))
     data = [planted.sample(n, 256)[0] for n in range(20)]
     model.fit_scale(data[0])
-    trainer = Trainer(model, steps, 0.01, dead_after=5000)
-    for step in range(steps):
-        trainer.step(step, data[step % 20])
+    training = VectorTraining(model, lambda n: data[n % 20], dead_after=5000)
+    with tempfile.TemporaryDirectory() as folder:
+        learn(training, Path(folder), steps=steps, lr=0.01)
     return model
 
 
@@ -135,16 +140,15 @@ def test_every_prefix_of_a_matryoshka_reconstructs_alone():
     assert list(model.prefixes()) == [3, 12, 24]
 
 
-def test_dead_features_are_revived():
+def test_dead_features_are_revived(tmp_path):
     planted = Planted(SMALL)
     model = SparseAutoencoder(AutoencoderConfig(16, 24, 2.0, "batch_topk"))
     data = [planted.sample(n, 256)[0] for n in range(20)]
     model.fit_scale(data[0])
     with torch.no_grad():
         model.encoder_bias[:8] = -5  # they can never fire
-    trainer = Trainer(model, 200, 0.05, dead_after=1000)
-    for step in range(200):
-        trainer.step(step, data[step % 20])
+    training = VectorTraining(model, lambda n: data[n % 20], dead_after=1000)
+    learn(training, tmp_path, steps=200, lr=0.05)
     assert int((model.silent > 1000).sum()) <= 4
 
 
@@ -172,28 +176,56 @@ def flips(folder):
         (folder / name).write_bytes(whole)
 
 
+def at_step(number: int, action):
+    """A step of training that does something before its update of this number."""
+    step = fit.one_step
+
+    def stepping(model, task, settings, optimiser, n, lr):
+        if n == number:
+            action()
+        return step(model, task, settings, optimiser, n, lr)
+
+    return stepping
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
+def terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SAVE_EVERY", 5)
     given = {**SETTINGS, "data": play, "steps": 18, "examples": 2, "batch_tokens": 128}
     whole = regard.dictionary("shakespeare", out=tmp_path / "whole", **given)
-    taught = Trainer.step
-
-    def killed(self, step, x):
-        if step == 13:
-            raise KeyboardInterrupt
-        return taught(self, step, x)
-
-    monkeypatch.setattr(Trainer, "step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
-    monkeypatch.setattr(Trainer, "step", taught)
-    assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
+    given["save_every"] = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "one_step", at_step(13, killed))
+        with pytest.raises(KeyboardInterrupt):
+            regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
+    assert (tmp_path / "killed" / "last").read_text() == "step-13\n"
     (tmp_path / "killed" / "checkpoints" / ".step-17.9.tmp").mkdir()
     (tmp_path / "killed" / ".dictionary.safetensors.9-ab.tmp").write_bytes(b"half")
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "one_step", at_step(15, terminated))
+        stopped = regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
+    assert (stopped["step"], stopped["steps"], stopped["finished"]) == (16, 18, False)
+    assert getattr(stopped, "exit_code", 0) == 128 + signal.SIGTERM
+    assert "give the same command again to go on" in str(stopped)
     again = regard.dictionary("shakespeare", out=tmp_path / "killed", **given)
-    names = {path.name for path in (tmp_path / "killed").rglob("*")} - {".lock"}
-    assert names == {path.name for path in (tmp_path / "whole").rglob("*")} - {".lock"}
+    ends = [{path.name for path in (tmp_path / name).iterdir()} for name in ("whole", "killed")]
+    assert ends[0] == ends[1] and {"metrics.jsonl", "features.html", "checkpoints"} < ends[0]
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "killed")
+    ]
+    losses = [[(row["step"], row["loss"]) for row in some if "loss" in row] for some in rows]
+    assert losses[0] == losses[1] and [step for step, _ in losses[0]] == list(range(1, 19))
     paths = [tmp_path / name / "dictionary.safetensors" for name in ("whole", "killed")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    paths[1].write_bytes(b"damaged")  # and is published again
+    assert regard.dictionary("shakespeare", out=tmp_path / "killed", **given)["l0"] == again["l0"]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert again["explained_variance"] == whole["explained_variance"]
     assert whole["l0"] > 0 and whole["loss_zero"] > whole["loss"]
@@ -224,6 +256,29 @@ def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
         assert str(model.run("To be", temperature=0, max_length=8)) != str(text)
 
 
+class Counted:
+    """A stream whose batch n gives some numbers of vectors, each of which says where it is from."""
+
+    trained = 7
+
+    def vectors(self, n: int) -> torch.Tensor:
+        return torch.stack([torch.tensor([n, place]) for place in range(5 + 3 * (n % 3))]).float()
+
+
+def test_a_step_of_a_dictionary_is_a_function_of_its_number():
+    def chunks(seed: int = 1) -> module.Chunks:
+        return module.Chunks(Counted(), batch=6, buffer=20, seed=seed)  # pyright: ignore
+
+    drawn = chunks()
+    assert (drawn.reads, drawn.steps) == (3, 3)  # 7.57 vectors a batch: 22.7, three times six
+    forward = [drawn[n] for n in range(30)]
+    assert all(torch.equal(drawn[n], forward[n]) for n in (29, 3, 17, 0))
+    assert {len(batch) for batch in forward} == {6}
+    first = torch.cat(forward[:3]).tolist()
+    assert len({tuple(row) for row in first}) == 18 and {row[0] for row in first} == {0, 1, 2}
+    assert not torch.equal(forward[0], chunks(2)[0]), "another seed, another order"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -235,6 +290,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(play, tmp_path, monkeypatch):
         (["at=blocks.0", "data={play}", "out={out}", "width=many"], "expected a number such as"),
         (["at=blocks.0", "data={play}", "out={out}", "width=0.1x"], "k=32 of 13 features"),
         (["at=blocks.0", "data={play}", "out={out}", "stepps=3"], "unknown key 'stepps'"),
+        (["at=blocks.0", "data={play}", "out={out}", "minutes=3"], "it trains by steps="),
+        (["at=blocks.0", "data={play}", "out={out}", "buffer=9"], "batch=1024 is more than buf"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words, message, play, tmp_path, capsys):
@@ -314,7 +371,7 @@ def test_of_an_encoder_the_loss_is_how_far_vectors_move(name, tmp_path, monkeypa
 def test_the_loss_of_an_encoder_is_the_cosine_distance_of_its_answers(tmp_path):
     (tmp_path / "texts.txt").write_text("A dog.\n\nTwo cats sleep here.\n")
     task = regard.load("embed")
-    stream = module.Stream(task, "blocks.1", {"data": str(tmp_path / "texts.txt"), "seed": 1}, 4)
+    stream = module.Stream(task, "blocks.1", {"data": str(tmp_path / "texts.txt"), "seed": 1})
     batch = stream.lesson.batches[0]
     before = np.stack([one.vector for one in task.run(["A dog.", "Two cats sleep here."])])
     with regard.change(task.model, {"blocks.1.out": torch.zeros_like}):
@@ -335,14 +392,14 @@ def test_a_folder_named_like_a_starter_is_not_mistaken_for_it(tmp_path, monkeypa
     (tmp_path / "shakespeare").mkdir()
     (tmp_path / "shakespeare" / "play.txt").write_text(TEXT)
     task = regard.load("shakespeare")
-    stream = module.Stream(task, "blocks.1", {"data": "shakespeare/play.txt", "seed": 1}, 4)
+    stream = module.Stream(task, "blocks.1", {"data": "shakespeare/play.txt", "seed": 1})
     assert len(stream.vectors(0))
 
 
 def test_every_sound_of_a_batch_is_read(real_data):
     task = regard.load("digits")
     given = {"data": str(real_data / "fsdd/recordings"), "seed": 1, **SPOKEN}
-    stream = module.Stream(task, "encoder.1", given, 64)
+    stream = module.Stream(task, "encoder.1", given)
     many = 0
     for batch, x, real in map(stream.read, range(3)):
         assert torch.equal(real.sum(1), task.model.out_lengths(batch.lengths))

@@ -591,6 +591,37 @@ def test_clip_finds_texts(runs, captioned):
     assert values == sorted(values) and min(values) >= 0 and max(values) <= 100
 
 
+def test_clip_is_compared_with_a_copy_and_refuses_others(runs, captioned, zoo):
+    model, given = regard.load(runs["clip"]), {"data": str(captioned), "part": "valid"}
+    alone = model.evaluate(given)
+    names = ("ours", "theirs")
+    both = model.evaluate(given, against=regard.load(runs["clip"]), names=names)
+    assert [s.value for s in both.scores] == 2 * [s.value for s in alone.scores]
+    with pytest.raises(UsageError, match="this encoder never saw texts"):
+        model.evaluate(given, against=regard.load(runs["mae"]), names=names)
+    with pytest.raises(UsageError, match="expected one for pretrain"):
+        model.evaluate(given, against=regard.load(zoo.model("classify")), names=names)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_dictionary_of_a_pretrained_encoder_is_learnt_by_its_own_loss(
+    runs, stripes, captioned, tmp_path, name
+):
+    folder = runs[name]
+    if name == "vae":  # of an encoder of vectors, not of maps
+        folder = tmp_path / "vae"
+        given = {**OBJECTIVES["vae"], "family": "vit", **SMALL, **RUN}
+        regard.train("pretrain", data=str(stripes), out=str(folder), **given)
+    model = regard.load(folder)
+    at = "stages.0.blocks.0" if name == "simmim" else "blocks.0"
+    how = {"width": "32", "k": 4, "steps": 2, "batch": 16, "buffer": 32, "shown": 2, "examples": 1}
+    data = captioned if name == "clip" else stripes
+    found = regard.dictionary(model, at=at, data=str(data), out=tmp_path / "out", **how)
+    assert found["loss"] > 0 and found["loss_zero"] != found["loss"]
+    objective = OBJECTIVES[name].get("objective", "masked")
+    assert model.trained_as() == (model, {"objective": objective})
+
+
 @pytest.mark.parametrize("name", ["mae", "simmim"])
 def test_painting_is_shown(runs, stripes, name):
     """A masked encoder paints the image it saw in part; what was seen is as it was."""

@@ -54,6 +54,7 @@ from regard.tasks.vision.photos import (
     use_share,
 )
 from regard.tasks.vision.pretraining import (
+    ENCODER_PRETRAINERS,
     PRETRAIN_BATCHES,
     PRETRAIN_OBJECTIVES,
     ClipBatches,
@@ -168,7 +169,11 @@ class PretrainObjective(Objective[TrainPretrain, CaptionData, MediaCodec]):
     def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainPretrain) -> Lesson:
         """Batches of what the objective asks, and its loss; the encoder alone is published."""
         model, codec = runner.model, runner.codec
-        by, format = codec.more["pretraining"]["by"], codec.format
+        by, format = pretrainer_of(settings.objective, settings.family), codec.format
+        if "pretraining" not in codec.more:  # a loaded encoder, within what it was trained by
+            model = runner.predictor.whole()
+            if by == "clip":
+                codec = replace(codec, tokenizer=runner.predictor.with_texts()[1])
         height, width = model.encoder.grid((format.size, format.size))
         tokens = height * width
         batches = PRETRAIN_BATCHES[by](data, settings, tokens, model, codec)
@@ -220,6 +225,12 @@ class ImageEmbedder(Predictor[Answer[Any], RunPretrain, LookPretrain]):
             return "clip"
         given = self.config.get("pretraining")
         return str(given.get("by", "")) if isinstance(given, dict) else ""
+
+    @property
+    def trained_with(self) -> dict[str, str]:
+        """Settings of a training that say by what it was trained."""
+        names = {by: name for name, by in ENCODER_PRETRAINERS.items()}
+        return {"objective": names.get(self.trained_by, "masked")}
 
     def whole(self) -> Any:
         """The encoder within what it was trained by, which paints or compares."""

@@ -33,7 +33,7 @@ PRETRAIN_OBJECTIVES: dict[str, dict[str, Any]] = {
     "variational": {"augment": "none", "batch": 128},
 }
 # what any encoder can be trained by; others are named by the family
-_ANY_ENCODER = {"contrastive": "simclr", "clip": "clip", "variational": "vae"}
+ENCODER_PRETRAINERS = {"contrastive": "simclr", "clip": "clip", "variational": "vae"}
 # the text encoder of CLIP: depth, width and heads
 _TEXT_SIZES = {"tiny": (2, 128, 2), "small": (3, 192, 3), "base": (4, 256, 4), "big": (6, 384, 6)}
 _VALID = 7  # the stream of random numbers for validation
@@ -75,7 +75,7 @@ class LookPretrain(ImageLookSettings):
 def pretrainer_of(objective: str, name: str) -> str:
     """Return what is built around an encoder of a family to train it by an objective."""
     lookup("objective", objective, PRETRAIN_OBJECTIVES)
-    by = info(name).pretrainers.get(objective) or _ANY_ENCODER.get(objective)
+    by = info(name).pretrainers.get(objective) or ENCODER_PRETRAINERS.get(objective)
     if by is None:
         known = [each for each in serving("pretrain") if objective in info(each).pretrainers]
         raise UsageError(
@@ -121,7 +121,7 @@ class PretrainBatches:
     ):
         """Take the images with their captions, and how many tokens an image has."""
         self.train, self.valid = images["train"], images["valid"]
-        self.settings, self.format, self.tokens = settings, codec.format, tokens
+        self.settings, self.format, self.tokens, self.model = settings, codec.format, tokens, model
         self.batch = min(settings.batch, len(self.train))
         self.shuffled = Shuffled(len(self.train), self.batch, settings.seed)
         self.changes = augments(settings.augment)
@@ -204,7 +204,7 @@ class NoiseBatches(PretrainBatches):
     def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
         """Return images, and noise of variance 1."""
         images = self.view(part.read(picked), rng)
-        shape = len(images), self.settings.pretrainer.latent
+        shape = len(images), self.model.config.latent
         return images, torch.from_numpy(rng.standard_normal(shape, np.float32)).to(images.device)
 
 
