@@ -4,6 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
@@ -50,6 +51,7 @@ SPEEDLESS = {  # claim no speed
     "plain_wikitext.py",
     "llama_cpp_peer.py",
     "planted.py",
+    "scenes.py",
     "seq2seq_folders.py",
     "splice_words.py",
     "stories_weights.py",
@@ -81,3 +83,39 @@ def test_the_house_is_counted_by_meaning_not_by_lines(bench, tmp_path, monkeypat
     assert house.typed_any() == 1
     assert house.modality_files() == {"examine/d.py": 1}
     assert house.two_meanings() == ({"MOST"}, {"MOST"})
+
+
+def test_scenes_are_drawn_as_their_captions_say(bench, tmp_path):
+    scenes = bench("scenes")
+    two = 0
+    for n in range(30):
+        scene = scenes.draw_scene(np.random.default_rng([3, n]), 48)
+        mask, objects = np.asarray(scene.mask), np.asarray(scene.objects)
+        assert scene.image.size == scene.mask.size == (48, 48) and scene.image.mode == "RGB"
+        assert ((mask > 0) == (objects > 0)).all()
+        words = scene.captions[0].split()
+        named = [words[1:3], words[-2:]][: objects.max()]
+        middles = []
+        for number, (colour, shape) in enumerate(named, 1):
+            there = objects == number
+            assert set(mask[there]) == {scenes.CLASSES.index(shape)}
+            # whatever the light, its own colour is nearest
+            seen = np.median(np.asarray(scene.image, float)[there], 0)
+            away = {
+                name: np.abs(seen / seen.max() - np.array(rgb) / max(rgb)).sum()
+                for name, rgb in scenes.COLOURS.items()
+            }
+            assert min(away, key=away.__getitem__) == colour
+            middles.append(np.argwhere(there).mean(0))
+        if len(middles) == 2:
+            two += 1
+            down, across = middles[1] - middles[0]
+            assert (across if "left of" in scene.captions[0] else down) > 0
+            assert scene.captions[1].startswith(" ".join(words[-3:]))
+    assert 15 < two < 30
+    for out in (tmp_path / "one", tmp_path / "two"):
+        scenes.main(out, train=3, valid=1, test=1, size=16)
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
+    assert len(files) == 3 * 5 + 3 + 1
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -35,7 +36,8 @@ DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" /
 
 def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     found = starters()
-    names = {"digits", "embed", "en-zh", "fashion", "fill", "letters", "shakespeare", "tag"}
+    names = {"digits", "embed", "en-zh", "fashion", "fill", "letters", "painter"}
+    names |= {"shakespeare", "tag"}
     assert names <= set(found)
     files = {file for folder in found.values() for file in folder.rglob("*") if file.is_file()}
     assert sum(file.stat().st_size for file in files) < 30e6
@@ -92,7 +94,7 @@ def test_every_dependency_but_those_of_tests_is_imported_by_the_package():
     modules = {
         name.casefold() for name in re.findall(r"(?:import|from) (?:torch\.utils\.)?(\w+)", text)
     }
-    names = {"pillow": "pil", "scikit-learn": "sklearn"}
+    names = {"pillow": "pil", "scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
     within = {"onnx", "onnxscript"}  # torch.onnx imports them
     asked = [Requirement(one).name.casefold() for one in sum(extras, project["dependencies"])]
     assert [n for n in asked if names.get(n, n) not in modules and n not in within] == []
@@ -126,6 +128,22 @@ def test_the_starter_knows_the_parts_of_speech_of_sentences_that_it_was_not_trai
     found = regard.evaluate("tag", data=str(DATA / "ud-en-ewt"), part="valid", threads=1)
     scores = {score.name: score.value for score in found.scores}
     assert scores["accuracy"] > 94
+
+
+@pytest.mark.skipif(not (DATA / "fashion-mnist").exists(), reason="no Fashion-MNIST here")
+def test_the_painter_turns_clothes_into_numbers_and_numbers_into_clothes():
+    size = sum(file.stat().st_size for file in starters()["painter"].iterdir())
+    assert size < 1e6
+    model = regard.load("painter")
+    pixels = model.read_part_of(str(DATA / "fashion-mnist"), "valid")["valid"].read(range(200))
+    assert len(model.run(pixels[0, 0].numpy()).vector) == model.model.out_width
+    whole, seen = model.predictor.whole(), model.codec.format.normalise(pixels)
+    with torch.inference_mode():
+        means, _ = whole.encode(seen)
+        painted = whole.decode(means)
+    assert means.shape == (200, 24)
+    left, all_of_it = (painted - seen).square().mean(), seen.var(0).mean()
+    assert left < 0.35 * all_of_it  # of what differs between clothes, most comes back
 
 
 def test_the_starter_tags_a_text_as_people_write_it():

@@ -37,7 +37,7 @@ def bilateral(
     sigma_r: Width = 0.1,
     window: AutoWindow = "auto",
 ) -> Float[Tensor, "*b c h w"]:
-    """Bilateral filter (Tomasi and Manduchi 1998).
+    """Bilateral filter (Aurich and Weule 1995; named by Tomasi and Manduchi 1998).
 
     The weight is a spatial Gaussian times a Gaussian of the difference of values; sigma_r=inf
     leaves the Gaussian filter. The window reaches three sigma_s to each side unless given; full is

@@ -12,6 +12,9 @@ from regard.gallery.drawn import Drawn
 from regard.settings import setting
 from regard.viewer import BLUES, Drawing, Plot, draw_plots
 
+_FAR = 1_000_000  # a position beyond any text
+_STEPS = 10_000  # positions after it, and after the first, from which it must differ
+
 
 @dataclass(frozen=True)
 class CounterSettings(Drawn):
@@ -43,15 +46,28 @@ def periods_of_sinusoids(vectors: Tensor) -> list[float]:
     return (2 * math.pi / turn).tolist()
 
 
+def sinusoids(settings: CounterSettings, positions: Tensor) -> Tensor:
+    """Return the sinusoidal vectors of some positions, (positions, width), in fp64."""
+    width = 2 * (settings.width // 2)
+    position = POSITIONS["sinusoidal"](width, base=settings.base)
+    zeros = torch.zeros(len(positions), width, dtype=torch.float64)
+    return position.embed(zeros, positions.unsqueeze(-1))
+
+
+def distances(vectors: Tensor) -> Tensor:
+    """Return how far each vector but the first is from the first."""
+    return (vectors[1:] - vectors[0]).double().norm(dim=-1)
+
+
 def draw(settings: CounterSettings) -> Drawing:
     """Draw both, and how the periods of their digits grow."""
     digits = count(settings.bits)
     positions = torch.arange(len(digits))
-    width = 2 * (settings.width // 2)
-    sinusoidal = POSITIONS["sinusoidal"](width, base=settings.base)
-    vectors = sinusoidal.embed(
-        torch.zeros(len(digits), width, dtype=torch.float64), positions.unsqueeze(-1)
-    )
+    vectors = sinusoids(settings, positions)
+    places = torch.arange(_STEPS + 1)
+    near, far = (sinusoids(settings, begin + places) for begin in (0, _FAR))
+    apart = distances(near)
+    counted = distances((places.unsqueeze(1) >> torch.arange(settings.bits)) & 1)
     bits, waves = periods_of_bits(digits), periods_of_sinusoids(vectors)
 
     def counter(axes: Axes) -> None:
@@ -69,20 +85,38 @@ def draw(settings: CounterSettings) -> Drawing:
         axes.semilogy(range(len(waves)), waves, "o-", linewidth=1.2, markersize=3, label="sinusoid")
         axes.legend(fontsize=7)
 
+    def differences(axes: Axes) -> None:
+        shown = min(_STEPS, 4 * len(digits))
+        axes.plot(places[1 : shown + 1], counted[:shown], linewidth=1, label="counter")
+        axes.plot(places[1 : shown + 1], apart[:shown], linewidth=1.2, label="sinusoids")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=7)
+
     notes = (
         "The last digit changes at every number, the one before it half as often, and so on. "
         "Sinusoids do the same without jumps, so that nearby positions are alike and every pair "
         "turns by the same angle from each position to the next.",
+        f"Bounded: no coordinate is beyond 1. Unique: of {_STEPS:,} further positions none has the "
+        f"vector of the first; the nearest is {float(apart.min()):.2f} away. Unlimited: the same "
+        f"from position {_FAR:,} on, where a counter has begun anew many times and a learned table "
+        "has no row.",
     )
     title = "A binary counter, and sinusoids"
     plots = [
         Plot(counter, "counter: one digit a column", "worth of the digit", "position"),
         Plot(sinusoid, f"sinusoids, base {settings.base:g}", "coordinate", "position"),
         Plot(curves, "period of a digit, of a pair", "digit, pair", "positions"),
+        Plot(differences, "distance from position 0", "position"),
     ]
-    sheet = draw_plots(title, [plots], notes=notes, size=(2.6, 3.6), widths=(1.7, 2.6, 2.6))
+    sheet = draw_plots(title, [plots], notes=notes, size=(2.6, 3.6), widths=(1.7, 2.6, 2.6, 2.6))
     numbers = {
         "period of digit": {f"{n}": float(period) for n, period in enumerate(bits)},
         "period of pair": {f"{n}": period for n, period in enumerate(waves[: len(bits)])},
+        "largest coordinate": {"sinusoids": float(torch.cat([near, far]).abs().max())},
+        f"nearest of {_STEPS:,} further positions": {
+            "sinusoids": float(apart.min()),
+            f"sinusoids, from {_FAR:,} on": float(distances(far).min()),
+            "counter": float(counted.min()),
+        },
     }
     return Drawing(title, numbers, notes, sheet)

@@ -127,10 +127,27 @@ def look_at(
         pictures, findings = look_into(task, texts, settings, layers)
         seen, layers, heads = Look(shown_in(pictures, out)), None, None
     else:
-        seen = Look([task.picture(text, **settings) for text in texts])
+        kinds = hypotheses_of(task, settings, out)
+        seen = Look(
+            [task.picture(text, **{**settings, **kind}) for text in texts for kind in kinds]
+        )
     if out is None:
         return Shown(seen, layers, heads, findings)
     return Saved(str(seen.save(out, layers, heads)), tuple(findings))
+
+
+def hypotheses_of(
+    task: Any, settings: Mapping[str, Any], out: str | Path | None
+) -> list[dict[str, int]]:
+    """What each picture of an input adds to the settings: the number of a hypothesis, if several.
+
+    A PNG holds one picture, and a tree has all hypotheses in it already.
+    """
+    asked = task.look_settings(settings)
+    count = getattr(asked, "n_best", 1) if getattr(asked, "hypothesis", 1) is None else 1
+    if count == 1 or asked.beams or str(out).lower().endswith(".png"):
+        return [{}]
+    return [{"hypothesis": number} for number in range(1, count + 1)]
 
 
 def play_movie(

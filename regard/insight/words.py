@@ -1,12 +1,13 @@
 """One word in several texts, layer by layer: how far its contextual vectors move apart."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.intervene import record
@@ -18,6 +19,8 @@ from regard.viewer.plot import DOT, label_points, set_ticks
 
 _MOST_TEXTS, _MOST_TOKENS, _MOST_WORDS = 8, 512, 80
 _MOST_CURVES = 8  # words of a single text that are compared with the one asked for
+# where a text is read: tokenizer of the codec; embedding, method and blocks of the model
+_READERS = (("tokenizer", "embed", "hidden", "blocks"), ("source", "source", "encode", "encoder"))
 _LETTERS = " .,;:!?\"'()«»“”"  # that are no part of a word
 
 
@@ -32,13 +35,18 @@ class Read(NamedTuple):
 
 def read_words(task: Any, text: str) -> Read:
     """Read a text and return the vectors of its words, each the mean of its pieces'."""
-    tokenizer, embed = getattr(task.codec, "tokenizer", None), getattr(task.model, "embed", None)
-    if tokenizer is None or not hasattr(task.model, "hidden") or not hasattr(embed, "tokens"):
-        raise UsageError(
-            "word= needs a model of texts with one stack of layers, such as bert or gpt; give one "
-            "of these, or leave word= out"
-        )
     model = task.model
+    for asked, embed, method, blocks in _READERS:
+        tokenizer = getattr(task.codec, asked, None)
+        tokens = getattr(getattr(model, embed, None), "tokens", None)
+        stack = isinstance(getattr(model, blocks, None), nn.ModuleList)
+        if tokenizer is not None and tokens is not None and stack and hasattr(model, method):
+            break
+    else:
+        raise UsageError(
+            "word= needs a model of texts that reads them by a stack of layers, such as bert, gpt "
+            "or transformer; give one of these, or leave word= out"
+        )
     ids = tokenizer.encode(text)
     before, _ = tokenizer.around("encoder")
     framed = tokenizer.frame(ids)
@@ -50,9 +58,9 @@ def read_words(task: Any, text: str) -> Read:
         raise UsageError("an empty text has no words; give texts that hold word=")
     device = next(model.parameters()).device
     row = torch.tensor([framed], device=device)
-    with torch.inference_mode(), record(model, "embed.out", "blocks.*.out") as acts:
-        model.hidden(row)
-        static = model.embed.tokens(row[0]).float().cpu()
+    with torch.inference_mode(), record(model, f"{embed}.out", f"{blocks}.*.out") as acts:
+        getattr(model, method)(row)
+        static = tokens(row[0]).float().cpu()
     found = [acts[name][0].float().cpu() for name in acts]
     share = torch.zeros(len(words), len(framed))
     share[torch.tensor(word_of), torch.arange(len(ids)) + len(before)] = 1.0
@@ -152,6 +160,48 @@ def compare_word(task: Any, texts: Sequence[str], word: str) -> Drawing:
         Plot(points([read.layers[-1] for read in reads], True), "contextual vectors, last layer"),
     ]
     sheet = draw_plots(title, [plots], notes=notes, size=(3.3, 3.0))
+    return Drawing(title, numbers, notes, sheet)
+
+
+def draw_words(task: Any, words: str) -> Drawing:
+    """Draw words, each read alone, in a plane: their static vectors, and those of the last layer.
+
+    What a plane loses of the squared distances between them is told.
+    """
+    chosen = list(dict.fromkeys(words.split()))
+    if not 3 <= len(chosen) <= _MOST_WORDS:
+        raise UsageError(f"words= has {len(chosen)} words; give 3 to {_MOST_WORDS} of them")
+    reads = [read_words(task, word) for word in chosen]
+    kinds = {
+        "static vectors": torch.stack([read.static.mean(0) for read in reads]),
+        "contextual vectors, last layer": torch.stack([x.layers[-1].mean(0) for x in reads]),
+    }
+    plots: list[Plot] = []
+    numbers: dict[str, dict[str, float]] = {}
+    for name, vectors in kinds.items():
+        at = plane(vectors)
+        whole = (vectors - vectors.mean(0)).square().sum()
+        lost = 1 - float(at.square().sum() / whole) if whole > 0 else 0.0
+        near = F.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
+        numbers.setdefault("lost", {})[name] = lost
+        for i, j in combinations(range(len(chosen)), 2):
+            numbers.setdefault(f"cosine of {chosen[i]}, {chosen[j]}", {})[name] = float(near[i, j])
+
+        def paint(axes: Axes, at: Tensor = at) -> None:
+            axes.plot(*at.T.tolist(), "o", color=DOT, markersize=4)
+            axes.margins(0.18)
+            rows = zip(at.tolist(), chosen, strict=True)
+            label_points(axes, [(x, y, word, DOT) for (x, y), word in rows])
+
+        plots.append(Plot(paint, f"{name}: {lost:.0%} lost"))
+    notes = (
+        "A static vector is the row of the embedding matrix (the mean of a word's pieces), a "
+        "contextual one what the layers make of the word alone.",
+        "The plane is that of the two principal components; lost is the share of the squared "
+        "distances between the words that it does not show.",
+    )
+    title = f"{len(chosen)} words in a plane"
+    sheet = draw_plots(title, [plots], notes=notes, size=(3.6, 3.2))
     return Drawing(title, numbers, notes, sheet)
 
 

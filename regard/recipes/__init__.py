@@ -37,6 +37,7 @@ RECIPES = {
         "cifar10",
         "cifar10_pretrain",
         "flickr8k_caption",
+        "fashion_painter",
         "denoise_train400",
         "an4",
         "fsdd",

@@ -1,9 +1,14 @@
 """The keys of `regard look`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TypeVar
 
+from regard.errors import UsageError
 from regard.settings import setting
+
+H = TypeVar("H")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,26 @@ class LookSettings:
     patch: bool = setting(
         False, "patch activations of the first input into the second, position by position"
     )
+
+
+@dataclass(frozen=True)
+class HypothesisSettings:
+    """Which hypothesis of a search is drawn."""
+
+    GROUP = "picture"
+
+    hypothesis: int | None = setting(
+        None, "hypothesis to draw, 1 is the best; a page has all of n_best= unless given", min=1
+    )
+
+    def wanted(self, found: Sequence[H]) -> H:
+        """The hypothesis to draw of those that were found, best first."""
+        number = self.hypothesis or 1
+        if number > len(found):
+            raise UsageError(
+                f"hypothesis={number}: the search returned {len(found)}; raise n_best= and beam="
+            )
+        return found[number - 1]
 
 
 @dataclass(frozen=True)

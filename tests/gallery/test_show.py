@@ -111,6 +111,19 @@ def test_counter_doubles_and_sinusoids_grow_by_one_factor():
     assert periods_of_sinusoids(vectors) == pytest.approx([4.0])  # a quarter turn a position
 
 
+def test_sinusoids_are_bounded_unique_and_unlimited_and_a_counter_is_not():
+    numbers = regard.show("counter").numbers
+    assert numbers["largest coordinate"]["sinusoids"] <= 1
+    near, far, counter = numbers["nearest of 10,000 further positions"].values()
+    assert near > 0.5 and counter == 0  # after 2^5 positions it begins anew
+    assert far == pytest.approx(near, abs=1e-6)  # the same wherever one begins
+    narrow = regard.show("counter", width=4, base=2.0).numbers  # few pairs come near once more
+    alike = narrow["nearest of 10,000 further positions"]["sinusoids"]
+    angles = torch.arange(1, 10_001, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2**-0.5])
+    assert 0 < alike < near
+    assert alike == pytest.approx(float((2 - 2 * angles.cos()).sum(1).min().sqrt()), rel=1e-4)
+
+
 def test_one_hot_product_is_the_row_and_rows_learn_as_often_as_they_occur():
     numbers = regard.show("embedding", text="a b a c a", width=3).numbers
     assert set(numbers["largest difference"].values()) == {0.0}

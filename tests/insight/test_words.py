@@ -83,7 +83,6 @@ def test_the_command(masked, tmp_path, capsys):
         ("look", str(masked), *(9 * TEXTS[:1]), "word=apple"): "give 1 to 8",
         ("look", str(masked), *TEXTS, "word=aple"): "Did you mean 'apple'?",
         ("look", str(masked), *TEXTS, "word=apple", "layers=1"): "unknown key 'layers'",
-        ("look", "en-zh", *TEXTS, "word=apple"): "word= needs a model of texts",
         ("look", str(masked), "an apple " * 60, "an apple", "word=apple"): "at most",
     }
     for words, told in wrong.items():
@@ -95,3 +94,36 @@ def test_the_command(masked, tmp_path, capsys):
 def test_images_have_no_words():
     with pytest.raises(UsageError, match="word="):
         regard.look("fashion", ["a.png", "b.png"], word="apple")
+
+
+def test_words_lie_in_a_plane_and_what_it_loses_is_told(masked, tmp_path, capsys):
+    chosen = "apple orange watch pear"
+    drawn = regard.look(masked, words=chosen, out=tmp_path / "words.png")
+    vectors = torch.stack([read_words(regard.load(masked), w).static[0] for w in chosen.split()])
+    apart, shown = (torch.cdist(x, x).square().sum() for x in (vectors, plane(vectors)))
+    assert drawn["numbers"]["lost"]["static vectors"] == pytest.approx(
+        1 - float(shown / apart), abs=1e-4
+    )
+    alike = torch.cosine_similarity(vectors[0], vectors[2], dim=0)
+    told = drawn["numbers"]["cosine of apple, watch"]["static vectors"]
+    assert told == pytest.approx(float(alike), abs=1e-4)
+    wrong = {
+        ("look", str(masked), "words=apple orange"): "has 2 words; give 3",
+        ("look", str(masked), "an apple", f"words={chosen}"): "words= takes no 'an apple'",
+        ("look", "fashion", f"words={chosen}"): "needs a model of texts",
+    }
+    for command, told in wrong.items():
+        assert main(list(command)) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+
+
+def test_words_of_a_translator_are_those_of_its_encoder():
+    task = regard.load("en-zh")
+    read = read_words(task, "How are you?")
+    assert len(read.words) == 3 and len(read.layers) == 1 + len(task.model.encoder)
+    drawn = regard.look(task, words="cat dog how you")
+    ids = torch.tensor(task.codec.source.encode("you"))
+    rows = task.model.source.tokens(ids).detach().mean(0)
+    assert torch.allclose(read_words(task, "you").static[0], rows, atol=1e-6)
+    assert len(drawn.numbers) == 1 + 6

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,3 +195,39 @@ def test_the_keys_of_looking_are_read_as_a_user_writes_them():
     assert all(row.help for row in describe(ImageLookSettings))
     with pytest.raises(UsageError, match="candidates=0 is too small"):
         fill(LookSettings, {"candidates": 0})
+
+
+def test_every_hypothesis_of_a_beam_has_its_own_attention():
+    model, given = regard.load("en-zh"), "He bought a new car yesterday."
+    shown = regard.look(model, given, beam=4, n_best=3)
+    pictures = shown.look.pictures
+    answer = model.run(given, beam=4, n_best=3)
+    texts = [answer.text, *(other.text for other in answer.others)]
+    assert [picture.output for picture in pictures] == texts
+    target, written = model.codec.target, set()
+    number_of = {piece: n for n, piece in enumerate(target.pieces(range(target.rows)))}
+    source = model.codec.source.frame(model.codec.source.encode(given), "source")
+    for number, text in enumerate(texts, 1):
+        alone = model.picture(given, beam=4, n_best=3, hypothesis=number, units="pieces")
+        cross = next(view for view in alone.views if view.name == "decoder.2.cross")
+        ids = [number_of[piece] for piece in cross.writes][:-1]
+        written.add(tuple(ids))
+        assert target.decode(ids) == alone.output == text
+        maps, _ = model.predictor.maps(source, ids)
+        assert np.allclose(cross.weights, maps["decoder.2.cross"].weights()[0].numpy(), atol=1e-6)
+        others = [other for place, other in enumerate(texts, 1) if place != number]
+        assert [other for other, _ in alone.alternatives] == others
+    assert len(written) == 3  # two may spell one text by different pieces
+
+
+def test_a_page_holds_all_hypotheses_and_a_png_the_one_that_is_asked_for(tmp_path):
+    wanted: dict[str, Any] = {"beam": 2, "n_best": 2}
+    page = tmp_path / "both.html"
+    regard.look("en-zh", "How are you?", out=page, **wanted)
+    second = regard.load("en-zh").run("How are you?", **wanted).others[0].text
+    assert page.read_text("utf-8").count('"alternatives"') == 2 and second in page.read_text(
+        "utf-8"
+    )
+    regard.look("en-zh", "How are you?", out=tmp_path / "one.png", hypothesis=2, **wanted)
+    with pytest.raises(UsageError, match="hypothesis=3: the search returned 2; raise n_best"):
+        regard.look("en-zh", "How are you?", hypothesis=3, **wanted)
