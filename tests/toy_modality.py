@@ -48,7 +48,7 @@ def read_clouds(path):
 class Clouds(Modality[torch.Tensor, SeriesFormat, SeriesData]):
     name, key, one, many = "cloud", "points", "cloud", "clouds"
     columns, suffixes, tasks = ("points",), frozenset({SUFFIX}), {"label": "clouds"}
-    unit, baseline = "points", "the nearest mean series"
+    unit, baseline = "points", "a linear model of means and kernels"
     Format, format_keys = SeriesFormat, "axes, channels, mean, std"
 
     def holds(self, data, columns=None, header=None):

@@ -16,6 +16,7 @@ from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
+from regard.metrics.linear import fit_ngrams, fit_vectors, ngram_logits, vector_logits
 
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
@@ -24,7 +25,7 @@ _MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
 _MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
 _MAX_BASELINE_WORDS = 400  # of a text
 _MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
-_MAX_BYTES = 2**24  # of a file
+_MAX_BYTES = 2**26  # of a file
 _BASELINE_SIDE = 16  # pixels that images are downsampled to
 
 Arrays = dict[str, np.ndarray]
@@ -52,11 +53,6 @@ def _ngrams(text: str, bigrams: bool = True) -> np.ndarray:
     words = [word.lower() for word in split_words(text)[:_MAX_BASELINE_WORDS]]
     pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)] if bigrams else []
     return np.unique(_hash([*words, *pairs]))
-
-
-def _fit_bayes(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
-    """Fit naive Bayes on unigrams and bigrams, with Laplace smoothing."""
-    return _log_probs([_ngrams(text) for text in texts], numbers, labels)
 
 
 def _count(
@@ -88,11 +84,6 @@ def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> 
 
 def _log_share(counts: np.ndarray) -> np.ndarray:
     return np.log((counts + 1) / (counts + 1).sum(0))
-
-
-def _predict_bayes(texts: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Most probable label of each text; unseen words are ignored."""
-    return _most_probable([_ngrams(text) for text in texts], tables)
 
 
 def _most_probable(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
@@ -189,24 +180,6 @@ def block_means(values: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)[: _MAX_BASELINE_TABLE // 1000]
 
 
-def _fit_means(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
-    """Mean vector of each label; that of a label without any is far from all."""
-    means = np.full((labels, vectors.shape[1]), 1e4, dtype=np.float32)
-    for label in np.unique(numbers).tolist():
-        means[label] = vectors[numbers == label].mean(0)
-    return {"means": means}
-
-
-def _predict_means(vectors: np.ndarray, tables: Arrays, labels: int) -> np.ndarray:
-    """Label whose mean is nearest."""
-    means = tables["means"]
-    if means.shape[1] != vectors.shape[1]:
-        raise UsageError(
-            f"{BASELINE_FILE}: means of {means.shape[1]} numbers, but inputs of other sizes"
-        )
-    return np.argmin((means**2).sum(1) - 2 * vectors @ means.T, axis=1)
-
-
 def _valid_bayes(tables: Arrays, labels: int) -> bool:
     keys, weights, prior = tables["keys"], tables["weights"], tables["prior"]
     return keys.ndim == 1 and weights.shape == (len(keys), labels) and prior.shape == (labels,)
@@ -218,8 +191,21 @@ def _valid_tags(tables: Arrays, labels: int) -> bool:
     return right and len(keys) > 0 and bool((tags >= 0).all() and (tags < labels).all())
 
 
-def _valid_means(tables: Arrays, labels: int) -> bool:
-    return tables["means"].ndim == 2 and len(tables["means"]) == labels
+def _valid_linear(tables: Arrays, labels: int) -> bool:
+    weights, bias = tables["weights"], tables["bias"]
+    keys, idf = tables.get("keys", weights), tables.get("idf", weights)
+    alike = weights.ndim == 2 and len(keys) == len(idf) == len(weights)
+    return alike and weights.shape[1:] == bias.shape == (labels,)
+
+
+def _linear(fit: Any, logits: Any, *more: str, multilabel: str = "") -> Baseline:
+    """A linear classifier: how it is fitted, and logits by its arrays."""
+    names = tuple(sorted(("bias", "chosen", "weights", *more)))
+
+    def predict(inputs: Any, tables: Arrays, labels: int) -> np.ndarray:
+        return logits(inputs, tables).argmax(1)
+
+    return Baseline(fit, predict, names, _valid_linear, multilabel)
 
 
 def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
@@ -230,12 +216,8 @@ def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
 
 # name, which is printed -> classifier
 BASELINES: dict[str, Baseline] = {
-    "naive Bayes": Baseline(
-        _fit_bayes,
-        _predict_bayes,
-        ("keys", "prior", "weights"),
-        _valid_bayes,
-        "naive Bayes of each label",
+    "a linear model of n-grams": _linear(
+        fit_ngrams, ngram_logits, "keys", "idf", multilabel="naive Bayes of each label"
     ),
     "naive Bayes of each label": Baseline(
         _fit_bayes_per_label,
@@ -246,11 +228,14 @@ BASELINES: dict[str, Baseline] = {
     "the commonest tag of each word": Baseline(
         _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
     ),
-    **dict.fromkeys(
-        ("the nearest mean image", "the nearest mean series", "the nearest mean spectrogram"),
-        Baseline(_fit_means, _predict_means, ("means",), _valid_means),
-    ),
+    "a linear model of pixels and gradients": _linear(fit_vectors, vector_logits),
+    "a linear model of band energies": _linear(fit_vectors, vector_logits),
+    "a linear model of means and kernels": _linear(fit_vectors, vector_logits),
 }
+
+
+# of folders that were written before; they are not shown any more
+_FORMER = ("naive Bayes", *(f"the nearest mean {it}" for it in ("image", "series", "spectrogram")))
 
 
 @dataclass(frozen=True)
@@ -269,7 +254,7 @@ class Baselines:
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
         kind = kind if single else BASELINES[kind].multilabel
-        if not kind or labels > _MAX_BASELINE_TABLE // 1000:
+        if not kind or labels > _MAX_BASELINE_TABLE // 1000 or len(rows) < 2:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]
@@ -289,6 +274,11 @@ class Baselines:
             }
             for name, table in predictions.items()
         }
+
+    @property
+    def chosen(self) -> str:
+        """What of a linear model was chosen on held-out training rows, if there is one."""
+        return bytes((self.tables or {}).get("chosen", np.zeros(0, np.uint8))).decode()
 
     def save(self, folder: Path) -> None:
         """Write them beside a model."""
@@ -312,6 +302,8 @@ class Baselines:
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise UsageError(f"{path}: {str(error)[:100]}; remove it") from None
         commonest = tables.pop("commonest", np.zeros(0))
+        if kind in _FORMER:
+            kind, tables = "", {}
         baseline = BASELINES.get(kind)
         known = tuple(sorted(tables)) == (baseline.names if baseline else ())
         valid = baseline.is_valid(tables, labels) if known and baseline else not kind

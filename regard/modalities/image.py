@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.attention.watch import watch
 from regard.data.augment import Augment, step_rng
@@ -92,6 +93,10 @@ class ImageCounts:
         )
 
 
+# of a linear model: sides of shrunk images, directions of gradients, cells a side
+_SHRUNK, _GRADIENT_SIDE, _DIRECTIONS, _CELLS = 14, 32, 8, (7, 3)
+
+
 class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
     """Images as bytes (channels, height, width)."""
 
@@ -100,7 +105,7 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
     tasks = {"label": "images", "text": "caption", "": "denoise"}
     counted = "images"
     size_key, sides, unit = "image", 2, "pixels"
-    baseline, baseline_rows = "the nearest mean image", 2000
+    baseline, baseline_rows = "a linear model of pixels and gradients", 20_000
     Format, format_keys = ImageFormat, "size, channels, mean, std"
     columns = ("image", "img", "path", "file", "filename", "file_name")
 
@@ -296,7 +301,8 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         self, model: Any, format: ImageFormat, batch: Any, row: int, strength: Tensor, peak: int
     ) -> DrawnInput | None:
         """An image, where a model reads it as a grid."""
-        images = getattr(batch, "images", getattr(batch, "inputs", None))
+        first = batch[0] if isinstance(batch, tuple) else None  # of what pretrains an encoder
+        images = getattr(batch, "images", getattr(batch, "inputs", first))
         if not isinstance(images, Tensor) or not hasattr(model, "grid"):
             return None
         high, wide = model.grid(tuple(images.shape[2:]))
@@ -309,9 +315,14 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         return DrawnInput(pixels, flat.view(high, wide).numpy())
 
     def vectors(self, part: Images, format: ImageFormat) -> np.ndarray:
-        """Images shrunk to a few pixels."""
+        """Images shrunk to a few pixels, and histograms of the directions of gradients."""
         parts = np.array_split(np.arange(len(part)), -(-len(part) // 256))
-        return np.concatenate([downsample(part.read(some).numpy()) for some in parts])
+        return np.concatenate([self.features(part.read(some), format) for some in parts])
+
+    def features(self, raws: Any, format: ImageFormat) -> np.ndarray:
+        """Numbers (n, d) of images that were read, by which a linear model tells them apart."""
+        pixels = stacked(raws)
+        return np.concatenate([downsample(pixels.numpy(), _SHRUNK), _gradients(pixels)], 1)
 
     # None of these
 
@@ -343,6 +354,27 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
             "one level": np.broadcast_to(levels, shape),
         }
         return {name: x.astype(np.uint8) for name, x in made.items()}
+
+
+def _gradients(pixels: Tensor) -> np.ndarray:
+    """Histograms of the directions of gradients in cells of images (n, c, h, w)."""
+    x = F.interpolate(pixels.float() / 255, size=_GRADIENT_SIDE, mode="area")
+    dx, dy = (
+        F.pad(x[..., 2:] - x[..., :-2], (1, 1)),
+        F.pad(x[..., 2:, :] - x[..., :-2, :], (0, 0, 1, 1)),
+    )
+    steepest = (size := (dx**2 + dy**2).sqrt()).argmax(1, keepdim=True)  # of all channels
+    dx, dy, size = (one.gather(1, steepest) for one in (dx, dy, size))
+    angle = torch.atan2(dy, dx) % (2 * torch.pi) * _DIRECTIONS / (2 * torch.pi)
+    low, part = angle.long(), angle.frac()
+    shape = (len(x), _DIRECTIONS, *x.shape[2:])
+    found = torch.zeros(shape).scatter_add_(1, low % _DIRECTIONS, size * (1 - part))
+    found.scatter_add_(1, (low + 1) % _DIRECTIONS, size * part)
+    cells = [F.adaptive_avg_pool2d(found, side) for side in _CELLS]
+    norms = [cell / (cell.square().sum(1, keepdim=True) + 1e-4).sqrt() for cell in cells]
+    return torch.cat(
+        [*(c.sqrt().flatten(1) for c in cells), *(n.flatten(1) for n in norms)], 1
+    ).numpy()
 
 
 def stacked(raws: Any) -> Tensor:

@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
@@ -74,6 +76,12 @@ class SeriesCounts:
         )
 
 
+_DILATIONS = (1, 2, 4, 8, 16)
+_KERNELS = torch.full((84, 1, 9), -1.0)
+for _n, _places in enumerate(combinations(range(9), 3)):
+    _KERNELS[_n, 0, list(_places)] = 2.0
+
+
 class Series(Modality[Tensor, SeriesFormat, SeriesData]):
     """Series of vectors, or of larger arrays, with as many steps as each has."""
 
@@ -81,7 +89,7 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
     columns = ("series",)
     tasks = {"label": "series"}
     few, unit = 5, "steps"
-    baseline = "the nearest mean series"
+    baseline = "a linear model of means and kernels"
     Format, format_keys = SeriesFormat, "axes, channels, mean, std"
 
     def is_one(self, given: Any) -> bool:
@@ -245,8 +253,27 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
         return SeriesBatches(self.raws(part, format), part.labels, settings, labels)
 
     def vectors(self, part: SeriesSet, format: SeriesFormat) -> np.ndarray:
-        """Series averaged over stretches of steps."""
-        return np.stack([block_means(x.flatten(1).numpy()) for x in self.raws(part, format)])
+        """Means of stretches and what kernels find in the series of a part."""
+        return self.features(self.raws(part, format), format)
+
+    def features(self, raws: Sequence[Tensor], format: SeriesFormat) -> np.ndarray:
+        """Means of stretches (n, d), and how often kernels of many widths answer."""
+        flat = [x.flatten(1).float() for x in raws]
+        return np.stack([np.append(block_means(x.numpy()), _answers(x)) for x in flat])
+
+
+def _answers(series: Tensor) -> np.ndarray:
+    """How often, and how much at most, kernels of nine steps answer in a series (n, c).
+
+    They are the 84 of MiniRocket (Dempster et al. 2021), three twos among six minus ones, over
+    the mean of all channels.
+    """
+    signal = series.mean(1).view(1, 1, -1)
+    found = []
+    for dilation in _DILATIONS:
+        heard = F.conv1d(signal, _KERNELS, padding=4 * dilation, dilation=dilation)[0]
+        found += [(heard > 0).float().mean(1), heard.amax(1).clamp(-1e3, 1e3)]
+    return torch.cat(found).numpy()
 
 
 class SeriesBatches:

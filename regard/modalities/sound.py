@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.attention.watch import watch
 from regard.data.augment import smoothed
@@ -33,7 +34,6 @@ from regard.data.spectrogram import SoundFormat
 from regard.decode.speech.ctc_align import alignable
 from regard.errors import UsageError, log
 from regard.layers.layout import time_grid
-from regard.metrics.baselines import block_means
 from regard.metrics.outliers import STRANGERS
 from regard.modalities.base import (
     MEANT,
@@ -117,6 +117,9 @@ class Part(NamedTuple):
     measured: list[Measured]
 
 
+_BANDS = 10, 40  # stretches and bands of a sound that a linear model reads
+
+
 class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     """Sounds as samples (n,) in the rate of a model."""
 
@@ -126,7 +129,7 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     tasks = {"label": "sounds", "text": "transcribe"}
     counted, unit = "sounds", "frames"
     targets = ("text", "transcript", "sentence")
-    baseline, baseline_rows = "the nearest mean spectrogram", 2000
+    baseline, baseline_rows = "a linear model of band energies", 20_000
     Format, format_keys = SoundFormat, "rate, mels, window, hop"
     agrees = "mels", "mel filters"
 
@@ -374,9 +377,17 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
         return DrawnInput(pixels, bar, (f"frame {frames}",))
 
     def vectors(self, part: Sounds, format: SoundFormat) -> np.ndarray:
-        """Means of stretches of frames."""
-        log_mels = (format.log_mel(samples).numpy() for samples in self.raws(part, format))
-        return np.stack([block_means(each) for each in log_mels])
+        """Band energies of the sounds of a part."""
+        return self.features(self.raws(part, format), format)
+
+    def features(self, raws: Sequence[np.ndarray], format: SoundFormat) -> np.ndarray:
+        """Log energies of bands in stretches of sounds (n, d), and the log of their length."""
+        found = []
+        for samples in raws:
+            energies = format.log_mel(samples)
+            table = F.adaptive_avg_pool2d(energies[None], _BANDS)
+            found.append(np.append(table.flatten().numpy(), np.log(len(energies))))
+        return np.stack(found).astype(np.float32)
 
     # None of these
 

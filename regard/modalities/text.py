@@ -67,7 +67,7 @@ class Text(Modality[Any, TextFormat, LabelData]):
     """Texts as strings, and files whose lines or rows are texts."""
 
     name, key, one, many = "text", "src", "text", "texts"
-    in_rows, baseline = True, "naive Bayes"
+    in_rows, baseline = True, "a linear model of n-grams"
     columns = ("src", "source", "text", "input", "sentence", "question", "review", "prompt")
 
     def is_one(self, given: Any) -> bool:

@@ -2,12 +2,14 @@
 
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.feature_extraction.text import CountVectorizer
 
 import regard
 from regard.errors import UsageError
@@ -23,6 +25,7 @@ from regard.metrics.baselines import (
 )
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
+from regard.metrics.linear import ngrams
 from regard.models.bert import Bert, BertConfig
 from regard.tasks.text.classify import CLASSIFY
 from regard.tasks.text.few_texts import (
@@ -41,7 +44,7 @@ from regard.training.label_loss import (
     soft_loss,
 )
 
-BAYES, EACH, USUAL, NEAREST, *_ = baseline.BASELINES
+NGRAMS, EACH, USUAL, VECTORS, *_ = baseline.BASELINES
 
 
 def by_hand(texts, numbers, labels, asked):
@@ -66,19 +69,31 @@ def by_hand(texts, numbers, labels, asked):
     return found
 
 
-def test_naive_bayes_is_that_of_the_textbook():
+def test_ngrams_are_those_that_scikit_learn_counts():
+    """Words, pairs of words, and characters within words."""
+    texts = ["Who wrote it ? who", "it is a dog", "a dog wrote a book about it , ça", ""]
+    rows, keys = ngrams(texts)
+    for bit, how in ((0, {"ngram_range": (1, 2)}), (1, {"ngram_range": (2, 5)})):
+        more = {"analyzer": "char_wb"} if bit else {"token_pattern": r"\S+"}
+        counts = CountVectorizer(**how, **more).fit_transform(texts).toarray()
+        ours = keys & 1 == bit
+        found = np.zeros((4, len(np.unique(keys[ours]))))
+        np.add.at(found, (rows[ours], np.unique(keys[ours], return_inverse=True)[1]), 1)
+        assert sorted(map(tuple, found.T)) == sorted(map(tuple, counts.T))
+
+
+def test_a_linear_model_tells_texts_apart_and_needs_no_scikit_learn_to_do_so(monkeypatch):
     chance = np.random.default_rng(0)
-    words = [f"w{i}" for i in range(30)]
     texts, numbers = [], chance.integers(0, 3, 120)
     for n in numbers:
-        texts.append(" ".join(words[int(i)] for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
-    learnt = Baselines.fit(BAYES, texts[:80], one_hot(numbers[:80], 3))
-    scores = learnt.scores(texts[80:], one_hot(numbers[80:], 3))
-    answers = np.array(by_hand(texts[:80], numbers[:80], 3, texts[80:]))
-    assert scores[BAYES]["accuracy"] == pytest.approx(100 * (answers == numbers[80:]).mean())
-    assert scores[BAYES]["accuracy"] > scores[COMMONEST]["accuracy"]
-    most = np.bincount(numbers[:80]).argmax()
-    assert scores[COMMONEST]["accuracy"] == pytest.approx(100 * (numbers[80:] == most).mean())
+        texts.append(" ".join(f"w{i}" for i in (chance.integers(0, 14, 6) + 10 * n) % 30))
+    learnt = Baselines.fit(NGRAMS, texts[:80], one_hot(numbers[:80], 4))
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    scores = learnt.scores([*texts[80:], "unheard"], one_hot([*numbers[80:], 0], 4))
+    assert scores[NGRAMS]["accuracy"] > 80 > scores[COMMONEST]["accuracy"]
+    assert "linear SVM" in learnt.chosen and "held-out" in learnt.chosen
+    assert learnt.scores(["", "w5 w6"], one_hot([0, 0], 4))[NGRAMS]["accuracy"] >= 50
 
 
 def test_the_commonest_tag_of_a_word_and_of_rare_words():
@@ -90,7 +105,7 @@ def test_the_commonest_tag_of_a_word_and_of_rare_words():
     assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
 
 
-def test_the_nearest_mean_image():
+def test_a_linear_model_of_vectors():
     chance = np.random.default_rng(0)
     numbers = chance.integers(0, 2, 60)
     images = chance.integers(0, 60, (60, 3, 20, 20)).astype(np.uint8)
@@ -99,8 +114,8 @@ def test_the_nearest_mean_image():
     assert vectors.shape == (60, 3 * 16 * 16) and 0 <= vectors.min() < vectors.max() <= 1
     whole = downsample(np.full((1, 1, 20, 20), 255, np.uint8))
     assert np.allclose(whole, 1)
-    learnt = Baselines.fit(NEAREST, vectors[:40], one_hot(numbers[:40], 2))
-    assert learnt.scores(vectors[40:], one_hot(numbers[40:], 2))[NEAREST]["accuracy"] == 100
+    learnt = Baselines.fit(VECTORS, vectors[:40], one_hot(numbers[:40], 2))
+    assert learnt.scores(vectors[40:], one_hot(numbers[40:], 2))[VECTORS]["accuracy"] == 100
 
 
 def test_several_labels_have_one_naive_bayes_each():
@@ -112,7 +127,7 @@ def test_several_labels_have_one_naive_bayes_each():
         words = [f"w{chance.integers(20)}" for _ in range(4)]
         words += [f"l{n}{chance.integers(4)}" for n in range(3) if row[n] and chance.random() < 0.8]
         texts.append(" ".join(chance.permutation(words)))
-    learnt = Baselines.fit(BAYES, texts[:100], wanted[:100])
+    learnt = Baselines.fit(NGRAMS, texts[:100], wanted[:100])
     scores = learnt.scores(texts[100:], wanted[100:])
     assert list(scores) == [COMMONEST, EACH]
     found = np.stack(
@@ -133,10 +148,10 @@ def test_several_tags_or_labels_of_images_have_the_commonest_answer():
 
 @pytest.mark.parametrize("kind", [*baseline.BASELINES, ""])
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
-    nearest = kind.startswith("the nearest mean")
+    nearest = kind in [VECTORS, *_]
     inputs = downsample(np.zeros((2, 1, 4, 4), np.uint8)) if nearest else ["so", "not so"]
     right = np.array([[1, 1], [0, 1]], bool) if kind == EACH else one_hot([0, 1], 2)
-    asked = BAYES if kind == EACH else kind
+    asked = NGRAMS if kind == EACH else kind
     learnt = Baselines.fit(asked, inputs, right) if kind else Baselines(np.ones(2, bool))
     assert learnt.kind == kind
     learnt.save(tmp_path)
@@ -222,9 +237,9 @@ def words(path):
 
 
 CASES = {
-    "classify": (texts, BAYES, {"pieces": 300, "batch_tokens": 200}),
+    "classify": (texts, NGRAMS, {"pieces": 300, "batch_tokens": 200}),
     "tag": (words, USUAL, {"pieces": 300, "batch_tokens": 100, "valid": "0.2"}),
-    "images": (photos, NEAREST, {"patch": 4, "batch": 8, "valid": "0.3"}),
+    "images": (photos, VECTORS, {"patch": 4, "batch": 8, "valid": "0.3"}),
 }
 
 
@@ -249,7 +264,7 @@ def test_a_training_and_an_evaluation_say_whether_they_beat_their_baselines(tmp_
     settings = {**TINY, **CASES["images"][2], "quiet": False}
     poor = regard.train("images", data=data, out=tmp_path / "poor", lr=0.0, **settings)
     assert f"{WARNING}accuracy" in capsys.readouterr().err and WARNING in str(poor)
-    assert f"100.00 of {NEAREST}" in str(poor) and poor.baselines[NEAREST]["accuracy"] == 100
+    assert f"100.00 of {VECTORS}" in str(poor) and poor.baselines[VECTORS]["accuracy"] == 100
     judged = regard.evaluate(tmp_path / "poor", data=data, part="train")
     assert WARNING in str(judged)
 
@@ -332,7 +347,7 @@ def test_few_texts_begin_where_naive_bayes_ends(tmp_path):
         regard.train("classify", data=data, out=out, embeddings=name, pieces=300, **still)
         judged: Any = regard.evaluate(out, data=held)
         found[name] = judged.scores[0].value
-    bayes = judged.baselines[BAYES]["accuracy"]
+    bayes = judged.baselines[NGRAMS]["accuracy"]
     assert bayes > 60 and found["naive_bayes"] > bayes - 5
     assert found["random"] < 60
 

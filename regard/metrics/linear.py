@@ -1,0 +1,224 @@
+"""The best cheap classifier: a linear model of n-grams or of a vector of numbers.
+
+scikit-learn fits it; what is kept are plain arrays, by which it predicts without scikit-learn.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from regard.data.features import split_words
+from regard.errors import UsageError
+
+_MAX_WORDS = 1000  # of a text that are read
+_MAX_WEIGHTS = 2**21  # n-grams times labels that are kept, the most frequent ones
+_LENGTHS = range(2, 6)  # of n-grams of characters
+_FOLDS, _SMALL = 5, 2000  # held out in turn up to so many rows; of more rows, one of them
+_SVM = (0.3, 1.0, 3.0)  # C of a linear SVM of n-grams
+_LOGISTIC = (0.01, 0.1, 1.0, 10.0)  # C of a logistic regression of standardised numbers
+_SCALES = 2.0 ** np.arange(-4, 5)  # by which decisions become logits
+_UNSEEN = -30.0  # logit of a label that no row has
+
+Arrays = dict[str, np.ndarray]
+
+
+class _Held(NamedTuple):
+    """What a candidate gave for rows that were held out."""
+
+    accuracy: float
+    loss: float
+    scale: float
+
+
+def ngrams(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Text and key of every n-gram: of one or two words, or of characters of a word.
+
+    The lowest bit of a key tells n-grams of characters from those of words.
+    """
+    split = [split_words(text.lower())[:_MAX_WORDS] for text in texts]
+    words = np.array([zlib.crc32(w.encode(errors="replace")) for some in split for w in some])
+    words = words.astype(np.uint64)
+    owner = np.repeat(np.arange(len(texts)), [len(some) for some in split])
+    beside = owner[1:] == owner[:-1]
+    keys = [words << np.uint64(1), (_mixed(words[:-1], words[1:]) << np.uint64(1))[beside]]
+    rows = [owner, owner[1:][beside]]
+    joined = [f" {' '.join(some)} " if some else "" for some in split]
+    points = np.frombuffer("".join(joined).encode("utf-32-le", "replace"), np.uint32)
+    places = np.repeat(np.arange(len(texts)), [len(one) for one in joined])
+    spaces = np.append(0, np.cumsum(points == 32))
+    found = points.astype(np.uint64)
+    for n in _LENGTHS:
+        found = _mixed(found[:-1], points[n - 1 :].astype(np.uint64))
+        ends = np.arange(n, len(points) + 1)
+        within = spaces[ends - 1] == spaces[ends - n + 1]  # no space but at its ends
+        within &= places[ends - 1] == places[ends - n]
+        keys.append(((found << np.uint64(1)) | np.uint64(1))[within])
+        rows.append(places[n - 1 :][within])
+    return np.concatenate(rows), np.concatenate(keys).view(np.int64)
+
+
+def _mixed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Hash of two numbers in their order (64 bits, as SplitMix mixes them)."""
+    mixed = (one + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed + other) * np.uint64(0x94D049BB133111EB)
+
+
+class _Weighted(NamedTuple):
+    """TF-IDF of the n-grams of texts that a table knows, sorted by text."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray  # of unit length in each text, for words and for characters
+
+
+def _weigh(
+    rows: np.ndarray, columns: np.ndarray, keys: np.ndarray, idf: np.ndarray, count: int
+) -> _Weighted:
+    codes, often = np.unique(rows * np.int64(len(keys)) + columns, return_counts=True)
+    rows, columns = codes // len(keys), codes % len(keys)
+    values = (1 + np.log(often)) * idf[columns]
+    block = 2 * rows + (keys[columns] & 1)
+    norms = np.sqrt(np.bincount(block, values**2, minlength=2 * count))
+    return _Weighted(rows, columns, (values / norms[block]).astype(np.float32))
+
+
+def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
+    """Fit a linear SVM to the n-grams of texts: of words, or of words and characters."""
+    from scipy.sparse import csr_matrix
+    from sklearn.svm import LinearSVC
+
+    rows, found = ngrams(texts)
+    keys, place = np.unique(found, return_inverse=True)
+    pairs = np.unique(rows * np.int64(max(1, len(keys))) + place) % max(1, len(keys))
+    often = np.bincount(pairs, minlength=len(keys))
+    kept = np.sort(np.argsort(-often, kind="stable")[: max(1, _MAX_WEIGHTS // labels)])
+    new = np.full(len(keys), -1)
+    new[kept] = np.arange(len(kept))
+    known = new[place] >= 0
+    keys, idf = keys[kept], np.log((1 + len(texts)) / (1 + often[kept])) + 1
+    weighted = _weigh(rows[known], new[place][known], keys, idf, len(texts))
+    matrix = csr_matrix(
+        (weighted.values, (weighted.rows, weighted.columns)), (len(texts), len(keys))
+    )
+    of_words = np.nonzero((keys & 1) == 0)[0]
+    candidates = [
+        (some, lambda c=c: LinearSVC(C=c, random_state=0), f"{what}, linear SVM, C={c:g}")
+        for some, what in ((of_words, "words"), (np.arange(len(keys)), "words and characters"))
+        for c in _SVM
+        if len(some)
+    ]
+    fitted = _choose(matrix, numbers, labels, candidates)
+    some = fitted.pop("columns")
+    return {**fitted, "keys": keys[some], "idf": idf[some].astype(np.float32)}
+
+
+def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
+    """Logits (n, labels) of texts; n-grams that were not seen are ignored."""
+    keys, weights = tables["keys"], torch.from_numpy(tables["weights"])
+    logits = np.tile(tables["bias"], (len(texts), 1))
+    rows, found = ngrams(texts)
+    if not len(found) or not len(keys):
+        return logits
+    place = np.minimum(np.searchsorted(keys, found), len(keys) - 1)
+    known = keys[place] == found
+    weighted = _weigh(rows[known], place[known], keys, tables["idf"], len(texts))
+    starts = torch.from_numpy(np.searchsorted(weighted.rows, np.arange(len(texts))))
+    columns, values = torch.from_numpy(weighted.columns), torch.from_numpy(weighted.values)
+    total = F.embedding_bag(columns, weights, starts, mode="sum", per_sample_weights=values)
+    return logits + total.numpy()
+
+
+def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
+    """Fit a logistic regression to standardised vectors (n, d)."""
+    from sklearn.linear_model import LogisticRegression
+
+    mean, spread = vectors.mean(0), vectors.std(0)
+    scale = 1 / (spread + 1e-3 * max(float(spread.mean()), 1e-6))
+    whole = np.arange(vectors.shape[1])
+    candidates = [
+        (whole, lambda c=c: LogisticRegression(C=c, tol=0.01, max_iter=100), f"logistic, C={c:g}")
+        for c in _LOGISTIC
+    ]
+    fitted = _choose((vectors - mean) * scale, numbers, labels, candidates)
+    del fitted["columns"]
+    weights = (fitted["weights"] * scale[:, None]).astype(np.float32)
+    bias = (fitted["bias"] - mean @ weights).astype(np.float32)
+    return {**fitted, "weights": weights, "bias": bias}
+
+
+def vector_logits(vectors: np.ndarray, tables: Arrays) -> np.ndarray:
+    """Logits (n, labels) of vectors (n, d)."""
+    weights = tables["weights"]
+    if len(weights) != vectors.shape[1]:
+        raise UsageError(
+            f"a linear model of {len(weights)} numbers, but inputs of {vectors.shape[1]}; "
+            "give inputs of the size that it was trained on"
+        )
+    return vectors @ weights + tables["bias"]
+
+
+def _choose(matrix: Any, numbers: np.ndarray, labels: int, candidates: Sequence[Any]) -> Arrays:
+    """Weights of the candidate that is right most often on rows that are held out.
+
+    `chosen` tells in words which, as bytes, and how often it was right.
+    """
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+
+    fold = np.arange(len(numbers)) % _FOLDS
+    turns = range(_FOLDS if len(numbers) <= _SMALL else 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        held = [_held_out(matrix, numbers, labels, one, fold, turns) for one in candidates]
+        best = max(range(len(held)), key=lambda n: (held[n].accuracy, -held[n].loss))
+        columns, make, told = candidates[best]
+        weights, bias = _fitted(make(), matrix[:, columns], numbers, labels)
+    scale = held[best].scale
+    told += f"; {100 * held[best].accuracy:.1f}% of held-out training rows"
+    return {
+        "columns": columns,
+        "weights": (scale * weights).astype(np.float32),
+        "bias": np.where(bias > _UNSEEN, scale * bias, _UNSEEN).astype(np.float32),
+        "chosen": np.frombuffer(told.encode(), np.uint8),
+    }
+
+
+def _held_out(
+    matrix: Any, numbers: np.ndarray, labels: int, candidate: Any, fold: np.ndarray, turns: range
+) -> _Held:
+    """Accuracy of a candidate on rows that are held out in turn, and the best scale of logits."""
+    columns, make, _ = candidate
+    logits, right = [], []
+    for turn in turns:
+        rest, some = fold != turn, fold == turn
+        if not some.any() or len(np.unique(numbers[rest])) < 2:
+            continue
+        weights, bias = _fitted(make(), matrix[rest][:, columns], numbers[rest], labels)
+        logits.append(np.asarray(matrix[some][:, columns] @ weights) + bias)
+        right.append(numbers[some])
+    if not logits:
+        return _Held(0, 0, 1)
+    decisions, wanted = torch.from_numpy(np.concatenate(logits)), np.concatenate(right)
+    target = torch.from_numpy(wanted)
+    losses = [float(F.cross_entropy(scale * decisions, target)) for scale in _SCALES]
+    accuracy = float((decisions.argmax(1) == target).float().mean())
+    return _Held(accuracy, min(losses), float(_SCALES[int(np.argmin(losses))]))
+
+
+def _fitted(
+    model: Any, matrix: Any, numbers: np.ndarray, labels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (d, labels) and bias (labels,) of a scikit-learn model fitted to rows."""
+    model.fit(matrix, numbers)
+    weights, bias = model.coef_.T, np.atleast_1d(model.intercept_)
+    if weights.shape[1] == 1:  # of two labels, the second against the first
+        weights, bias = np.hstack([-weights, weights]) / 2, np.array([-bias[0], bias[0]]) / 2
+    whole, biases = np.zeros((len(weights), labels)), np.full(labels, _UNSEEN)
+    whole[:, model.classes_], biases[model.classes_] = weights, bias
+    return whole, biases
