@@ -22,6 +22,7 @@ LICENCES = {
     "fashion": "MIT",
     "fill": "CC-BY-SA-4.0",  # of WikiText, whose 3.0 allows a later version
     "letters": "BSD-2-Clause",  # AN4
+    "painter": "MIT",  # Fashion-MNIST
     "shakespeare": "MIT",
     "tag": "CC-BY-SA-4.0",  # UD English Web Treebank
 }

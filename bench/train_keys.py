@@ -26,7 +26,7 @@ class Given(TypedDict, total=False):
     data: Any; valid: Any; test: Any; out: str | Path | None; init: str | Path | None
     size: str | None; minutes: float | None; steps: int | None; epochs: float | None
     lr: float | None; batch_tokens: int | None; dropout: float | None; seed: int | None
-    device: str | None; quiet: bool
+    device: str | None; callbacks: Any; quiet: bool; use: Any
 
 '''
 

@@ -117,8 +117,8 @@ def ours(folder: str, threads: int, dtype: str) -> Any:
                 for n, cuts in enumerate(asked["cuts"])
                 for cut in cuts
             ]
-            windows = [task.utterance(sounds[n][start:end]) for n, start, end in spans]
-            found = task.decoder(windows, settings)
+            windows = [task.predictor.utterance(sounds[n][start:end]) for n, start, end in spans]
+            found = task.predictor.decoder(windows, settings)
         texts: list[list[str]] = [[] for _ in sounds]
         for (n, _, _), some in zip(spans, found, strict=True):
             texts[n].append(some[0].text)

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from regard.models import MODELS as MODELS
     from regard.models.local import LocalRelation as LocalRelation
     from regard.native import fast as fast
+    from regard.own import register as register
     from regard.recipes import list_recipes as list_recipes
     from regard.retrieval import index as index, search as search
+    from regard.training.callbacks import Callback as Callback, StopTraining as StopTraining
 
 __version__ = "0.1.0"
 
@@ -59,6 +61,7 @@ HOMES = {
     "patch": "regard.insight.patching",
     "fast": "regard.native",
     "UsageError": "regard.errors",
+    "register": "regard.own",
     "SCORES": "regard.attention.scores",
     "POSITIONS": "regard.attention.positions",
     "NORMS": "regard.layers.norm",
@@ -68,6 +71,8 @@ HOMES = {
     "MultiHead": "regard.attention.multihead",
     "WindowAttention": "regard.layers.windows",
     "LocalRelation": "regard.models.local",
+    "Callback": "regard.training.callbacks",
+    "StopTraining": "regard.training.callbacks",
 }
 HOMES |= dict(verb.exported for verb in VERBS.values() if not verb.terminal)
 

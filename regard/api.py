@@ -1,5 +1,7 @@
 """All that the command line does, as functions."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -7,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from regard.data.split import Split
 from regard.errors import UsageError, log_once, nearest
-from regard.files import read_json
+from regard.files import errors_in, read_json
 from regard.metrics.results import Saved
 from regard.models.folder import WEIGHTS_FILE
+from regard.own import Files, missing, named_files, named_parts, using
+from regard.own import use as use_own
 from regard.recipes import RECIPES, data_folder, recipe, resolve_data
+from regard.recipes.given import naming, unfold
 from regard.settings import fill
 from regard.tasks import TASKS, task_for
 from regard.tasks import task as task_class
@@ -18,6 +23,7 @@ from regard.training.plan import DURATION_KEYS
 from regard.verbs import Listing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Unpack
 
     from torch import nn
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from regard.tasks.sound.transcribing import Transcript
     from regard.tasks.vision.captioning import Caption
     from regard.tasks.vision.noise import Denoised
+    from regard.training.callbacks import Callback
     from regard.viewer.drawing import Drawing
 
 Place = str | Path
@@ -119,47 +126,53 @@ def check_finished(folder: Path) -> None:
         told = read_json(folder / "recipe.json")
         what = told.get("recipe") or told.get("task")
         what = f" {what}" if isinstance(what, str) and what.isidentifier() else ""
+        own = "".join(f" use={name}" for name in named_files(told.get("use")))
         raise UsageError(
             f"{folder}: its training has not come to a first checkpoint, so there is no model yet; "
-            f"give the same command again to go on: regard train{what} ... out={folder}"
+            f"give the same command again to go on: regard train{what} ...{own} out={folder}"
         )
 
 
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["translate", "prefix", "text"]
+    name_or_folder: Place,
+    /,
+    device: str = "cpu",
+    *,
+    use: Files = None,
+    task: Literal["translate", "prefix", "text"],
 ) -> "Runner[Generated]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["language"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["language"]
 ) -> "Runner[Written]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: "LabelTask"
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: "LabelTask"
 ) -> "Runner[Classified]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["transcribe"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["transcribe"]
 ) -> "Runner[Transcript]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["tag"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["tag"]
 ) -> "Runner[Tagged]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["fill"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["fill"]
 ) -> "Runner[Filled]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["embed"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["embed"]
 ) -> "Runner[Embedded]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["caption"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["caption"]
 ) -> "Runner[Caption]": ...
 @overload
 def load(
-    name_or_folder: Place, /, device: str = "cpu", *, task: Literal["denoise"]
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["denoise"]
 ) -> "Runner[Denoised]": ...
 @overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
@@ -168,30 +181,38 @@ def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "Run
 @overload
 def load(name_or_folder: Literal["fashion"], /, device: str = "cpu") -> "Runner[Classified]": ...
 @overload
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any: ...
+def load(
+    name_or_folder: Place, /, device: str = "cpu", task: str | None = None, use: Files = None
+) -> Any: ...
 
 
-def load(name_or_folder: Place, /, device: str = "cpu", task: str | None = None) -> Any:
+def load(
+    name_or_folder: Place, /, device: str = "cpu", task: str | None = None, use: Files = None
+) -> Any:
     """Load a trained model, ready to run: load("en-zh").run("How are you?").
 
     The name is that of a starter (regard models lists them), a folder that was trained, one of
     Hugging Face's kind, or org/name of one in the local cache of its hub. `device` is cpu or cuda.
     The model runs as the task that it is made for; to name it in `task` lets a type checker know
-    it too, and task="embed" takes its vectors instead. One input to run() gives one answer, a list
-    of inputs a list of answers.
+    it too, and task="embed" takes its vectors instead. `use` is a file of your own parts that it
+    needs. One input to run() gives one answer, a list of inputs a list of answers.
     """
+    use_own(use)
     from regard.pretrained.import_export import read_any_model
 
     folder = find_model(name_or_folder)
     model, config = read_any_model(folder, device)
+    needed = missing(config.get("use"))
     if not isinstance(config["task"], str) or config["task"] not in TASKS:
         raise UsageError(
-            f"{folder}: unknown task {config['task']!r}; choose from {', '.join(TASKS)}"
+            f"{folder}: unknown task {config['task']!r}; "
+            + (f"it needs {needed}" if needed else f"choose from {', '.join(TASKS)}")
         )
     task = "embed" if only_vectors(name_or_folder) else task
     if task not in (None, config["task"], "embed"):
         raise UsageError(f"task={task}: {folder} can run for {config['task']} or embed")
-    made = task_class(task or config["task"]).load(folder, model, config)
+    with errors_in(f"{folder} needs {needed}") if needed else nullcontext():
+        made = task_class(task or config["task"]).load(folder, model, config)
     made.family, made.path = config["family"], str(name_or_folder)
     if (folder / "recipe.json").exists():
         made.trained = Split.from_json(read_json(folder / "recipe.json").get("split"))
@@ -246,7 +267,9 @@ def train(
     dropout: float | None = None,
     seed: int | None = None,
     device: str | None = None,
+    callbacks: "Sequence[Callback]" = (),
     quiet: bool = False,
+    use: Files = None,
     **settings: Any,
 ) -> "Report":
     """Train a model on data, or follow a recipe; the same call again goes on where it stopped.
@@ -254,7 +277,8 @@ def train(
     train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
 
     task_or_recipe  translate, language, text, classify, images, series, sounds, transcribe, tag,
-                    caption, pretrain, denoise, prefix; or a recipe that `regard recipes` lists
+                    caption, pretrain, denoise, prefix; or a recipe that `regard recipes` lists;
+                    or a TOML file of keys, or the folder of a run to repeat with changes
     data            a folder with train, valid and test files, or one file; what it holds depends
                     on the task: pairs, texts, texts with labels, images, sounds, ...
     valid, test     files to choose by and for the final score, if not in `data`
@@ -266,7 +290,9 @@ def train(
     batch_tokens    tokens of a step (tasks on images take batch, their number)
     dropout, seed   as everywhere
     device          cpu or cuda
+    callbacks       objects of subclasses of Callback, called as the run goes
     quiet           say nothing on stderr
+    use             a file of your own parts, or several: use="mine.py"
 
     All further keys, such as from/to (source= and target= in Python), position, norm, warmup,
     label_smoothing or model.block.heads (as **{"model.block.heads": 8}), with their defaults:
@@ -275,6 +301,7 @@ def train(
     Returns a Report: folder, step, steps, finished, and the scores on the validation part by
     name, as in report["loss"].
     """
+    use_own(use)
     settings |= not_none(
         data=data,
         valid=valid,
@@ -291,12 +318,15 @@ def train(
         seed=seed,
         device=device,
     )
-    task, values, followed = plan(task_or_recipe, settings)
     from regard.tasks.prepare import train as train_task
 
-    return train_task(task_class(task), values, quiet=quiet, recipe=followed)
+    with naming(task_or_recipe, settings):
+        task, values, followed = plan(task_or_recipe, named_parts(settings))
+        kind = task_class(task)
+        return train_task(kind, values, quiet=quiet, recipe=followed, callbacks=callbacks)
 
 
+@using
 def compare(
     task_or_recipe: str,
     /,
@@ -320,9 +350,9 @@ def compare(
     """
     from regard.lab.variants import compare
 
-    settings |= not_none(data=data, out=out, seeds=seeds, parallel=parallel)
+    settings = named_parts(settings) | not_none(data=data, out=out, seeds=seeds, parallel=parallel)
 
-    name = task_or_recipe
+    name, settings = unfold(task_or_recipe, settings)
     task, followed = task_of(name), recipe(name) if name in RECIPES else None
     settings = materialise_data(settings)
     settings = {**getattr(followed, "COMPARE", {}), **settings}
@@ -352,6 +382,7 @@ def task_of(name: str) -> str:
 
 def plan(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
     """Return the task to train, all settings, and the recipe that is followed, if one is."""
+    name, settings = unfold(name, settings)
     values = materialise_data(settings)
     if values.get("data"):
         values["data"] = resolve_data(values["data"])
@@ -388,6 +419,7 @@ def materialise_data(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@using
 def evaluate(
     model: "Place | Runner[Any]",
     /,
@@ -434,6 +466,7 @@ def evaluate(
     return result
 
 
+@using
 def look(
     model: "Place | Runner[Any]",
     texts: Any = (),
@@ -444,6 +477,7 @@ def look(
     heads: Any = None,
     task: str | None = None,
     word: str | None = None,
+    words: str | None = None,
     **settings: Any,
 ) -> "Shown | Saved | Drawing":
     """Draw where a model looks while it answers texts, or labels images given as `run` takes them.
@@ -452,7 +486,8 @@ def look(
 
     It is shown inline in a notebook, or saved to `out`: .html to explore, .png to print. `layers`
     and `heads` are numbers of those to draw. With `word` it is drawn how the vectors of a word in
-    several texts move apart, layer by layer; with movie=True what a training with watch_every= has
+    several texts move apart, layer by layer, with `words` those of several words as points in a
+    plane; with movie=True what a training with watch_every= has
     kept is played. `cause`, `lens` and `patch` show what the answer depends on, what it would be
     after each layer, and where two inputs part; the numbers are in `findings`. Further keys by
     task: `regard look MODEL --help`.
@@ -461,6 +496,15 @@ def look(
 
     if str(settings.get("movie", False)).lower() in ("true", "yes", "1"):
         return play_movie(model, texts, out, settings)
+    if words is not None:
+        from regard.insight.words import draw_words
+
+        for key in (*settings, *not_none(layers=layers, heads=heads, word=word), *texts):
+            raise UsageError(f"words= takes no '{key!s:.40}'; there is nothing to give but out=")
+        drawing = draw_words(
+            load(model, task=task) if isinstance(model, str | Path) else model, words
+        )
+        return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
     if isinstance(texts, list | tuple) and not texts:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
     loaded = load(model, task=task) if isinstance(model, str | Path) else model
@@ -475,6 +519,7 @@ def load_with_data(model: "Place | Runner[Any]", data: "UserData | None") -> tup
     return loaded, None if data is None else resolve_data(materialise_data({"data": data})["data"])
 
 
+@using
 def heads(
     model: "Place | Runner[Any]",
     /,
@@ -499,6 +544,7 @@ def heads(
     return measured(loaded, asked, quiet=quiet)
 
 
+@using
 def dictionary(
     model: "Place | Runner[Any]",
     /,
@@ -508,14 +554,15 @@ def dictionary(
     out: Place | None = None,
     quiet: bool = True,
     **settings: Any,
-) -> "Dictionary":
+) -> "Dictionary | Report":
     """Learn a sparse dictionary of features at a place of a model, and write a page of them.
 
     dictionary("shakespeare", at="blocks.2", data="play.txt", out="runs/features")["l0"]
 
     `at` is the path of a module, whose output is meant; `data` as for `train` with the model's
-    task; `out` a folder, in which the same call goes on where it stopped. Further keys:
-    `regard dictionary --help`, and those by which the task reads its data.
+    task; `out` a folder, in which the same call goes on where it stopped. What a signal stops
+    returns the report of a training. Further keys: `regard dictionary --help`, and those by which
+    the task reads its data.
     """
     from regard.insight.dictionary import dictionary_of
 
@@ -524,6 +571,7 @@ def dictionary(
     return dictionary_of(loaded, settings, quiet=quiet)
 
 
+@using
 def cost(
     model: object,
     /,
@@ -564,6 +612,7 @@ def filter(name: str, photo: Place, /, *, out: Place | None = None, **settings: 
     return Saved(str(filter_photo(name, photo, settings)))
 
 
+@using
 def directions(
     model: "Place | Runner[Any]",
     /,
@@ -585,6 +634,7 @@ def directions(
     return find_directions(loaded, settings, out=out, load=load, quiet=quiet)
 
 
+@using
 def doctor(
     data: "UserData", /, *, quiet: bool = True, **settings: Any
 ) -> "Examined | ExaminedModel":
@@ -616,6 +666,7 @@ def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any)
     return Saved(str(import_checkpoint(folder, settings | not_none(out=out), _whole)))
 
 
+@using
 def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:
     """Write a trained model in the words of another tool.
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from regard import __version__
 from regard.errors import UsageError, as_json, lookup, printable, without_commands
+from regard.own import use
 from regard.settings import parse
 from regard.verbs import VERBS, Call, Verb, resolve, spelled_anew
 
@@ -64,6 +65,7 @@ def act(words: list[str]) -> int:
         verb = lookup("verb", words[0], VERBS)
         print(verb.page(*words[1:2]), flush=True)  # at once: to know the keys, torch is imported
         plain, settings = parse(words[1:])
+        use(settings.pop("use", None))
         if rows := verb.rows(*plain[:1], values=settings):
             print(f"\nKeys (type or choices, default)\n\n{resolve('regard.help:table')(rows)}")
         if verb.group == "use" and not plain:
@@ -71,6 +73,9 @@ def act(words: list[str]) -> int:
     else:
         verb = lookup("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
+        use(settings.pop("use", None))
+        if not plain and "from" in settings and verb.words == ("TASK|RECIPE",):
+            plain = [settings.pop("from")]  # a run to repeat, and no language
         literal = max(0, words.count("--") and len(words) - words.index("--") - 1)
         return perform(verb, Call(plain, settings, "--json" in flags, "--quiet" in flags, literal))
     return 0
@@ -108,7 +113,7 @@ def front_page() -> str:
     lines += [f"  {example}" for name in ("run", "train") for example in VERBS[name].examples[:1]]
     lines += ["", "regard VERB --help explains one verb and its settings. Text that looks like a"]
     lines += ["setting, or like the name of a file, goes after --."]
-    lines += ["Everywhere: --json, --quiet, --version, --help."]
+    lines += ["Everywhere: use=FILE (parts of your own), --json, --quiet, --version, --help."]
     return "\n".join(lines)
 
     return "\n".join(lines)

@@ -36,10 +36,13 @@ _OTHER = Setting("against", "text", "none", "other models to compare with", "sco
 _WORD = Setting(
     "word", "text", "none", "word of the answer whose attention is shown", "picture", ()
 )
+_WORDS = Setting(
+    "words", "text", "none", "words to draw as points in a plane; takes no input", "picture", ()
+)
 _USES: dict[str, tuple[type, tuple[Setting, ...], str]] = {
     "Run": (frame.RunSettings, (_TASK,), "check"),
     "Eval": (frame.EvalSettings, (_TASK, _OTHER), "eval_settings"),
-    "Look": (LookSettings, (_TASK, _WORD), "look_settings"),
+    "Look": (LookSettings, (_TASK, _WORD, _WORDS), "look_settings"),
 }
 
 

@@ -20,6 +20,7 @@ from regard.errors import UsageError, log
 from regard.files import making, read_json, write_atomically
 from regard.metrics.results import Named
 from regard.modalities.base import TABLES
+from regard.own import using
 from regard.settings import fill, setting
 from regard.verbs import Call
 
@@ -92,6 +93,7 @@ class Matches(list[Any]):
         return ("\n\n" if several else "\n").join(map(str, self))
 
 
+@using
 def index(
     model: Place,
     data: UserData,
@@ -138,6 +140,7 @@ def index(
     return Indexed(str(asked.out), count, width)
 
 
+@using
 def search(index: Place, query: Any, /, **settings: Any) -> Any:
     """Entries of an index that are nearest in meaning to a query, the nearest first.
 

@@ -56,6 +56,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "grad_accum": ("batches",),
     "accumulate": ("batches",),
     "early_stopping": ("patience",),
+    "report_to": ("log",),
+    "logger": ("log",),
+    "callbacks": ("log",),
     "eval_steps": ("valid_every",),
     "eval_every": ("valid_every",),
     "fp16": ("dtype",),
@@ -221,6 +224,11 @@ def fill(
         long = text.partition("=")[0]
         text = written.get(long, long) + text.removeprefix(long)
         raise UsageError(f"{where}: {text}" if where else text) from None
+
+
+def written(value: Any) -> str:
+    """Write a value as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def fill_checked(cls: type[C], values: Mapping[str, Any], where: str) -> C:

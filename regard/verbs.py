@@ -1,5 +1,6 @@
 """The verbs, one row each: what the command line does, and under which name `regard` exports it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -52,7 +53,7 @@ class Verb:
     def page(self, word: str | None = None) -> str:
         """Its page of help but for the settings: that of all, or of what a word names."""
         summary, words, keys, examples = self.summary, self.words, self.keys, self.examples
-        if word is not None and self.names and not self.takes_model:
+        if word is not None and self.names and not self.takes_model and not os.path.exists(word):
             kind = self.words[0].strip("[]").replace("|", " or ").lower()
             one = lookup(kind, word, self.known_names())
             if hasattr(one, "words"):
@@ -144,6 +145,8 @@ TABLE = (
         (
             "regard train translate data=folder from=en to=de minutes=25 out=runs/mine",
             "regard train multi30k_en_de data=multi30k out=runs/multi30k",
+            "regard train recipe.toml lr=0.002",
+            "regard train --from runs/mine lr=0.002 out=runs/other",
         ),
         "use",
         "regard.help:train_rows",

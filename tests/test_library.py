@@ -52,7 +52,7 @@ def test_help_of_train_names_every_key_and_each_is_one_of_the_tasks():
     )
     kind, short = task_class("translate").Train, task_class("translate").short
     known = {row.key for row in describe(kind)} | set(short)
-    assert set(keys) - {"quiet"} <= known
+    assert set(keys) - {"callbacks", "quiet", "use"} <= known
 
 
 def test_what_is_not_said_is_no_setting(monkeypatch):

@@ -5,6 +5,7 @@ coordinates of shape (l, c) or (b, l, c); tiles broadcast to (b, h, q, k).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.once import once
 from regard.attention.shapes import as_bhqk, cheap_to_ask, join_rows
-from regard.errors import UsageError
+from regard.errors import UsageError, lookup
 
 At = Tensor | int
 
@@ -115,13 +116,14 @@ class Both(Mask):
         return slice(start, max(start, min(a.stop, b.stop)))
 
 
-class _PositionMask(Mask):
-    """A mask that compares the position of a query with that of a key."""
+class PositionMask(Mask):
+    """A mask that compares the position of a query with that of a key, by `allowed`."""
 
     def __init__(self, q_at: At = 0, k_at: At = 0):
         self.q_at, self.k_at = q_at, k_at
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
+        """True where a query at q (..., c) may see a key at k (..., c); they broadcast."""
         raise NotImplementedError
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
@@ -140,7 +142,7 @@ class _PositionMask(Mask):
         return None
 
 
-class Causal(_PositionMask):
+class Causal(PositionMask):
     """Causal mask: a query sees the keys up to its own position."""
 
     def allowed(self, q: Tensor, k: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ class Causal(_PositionMask):
         return self._offset() == 0 and bool(queries == keys)
 
 
-class Sliding(_PositionMask):
+class Sliding(PositionMask):
     """Sliding window: a query sees keys nearer than a width in every coordinate."""
 
     def __init__(self, width: int, q_at: At = 0, k_at: At = 0):
@@ -178,7 +180,7 @@ class Sliding(_PositionMask):
         return slice(start, max(start, min(keys, rows.stop + offset + self.width - 1)))
 
 
-class Window(_PositionMask):
+class Window(PositionMask):
     """Window partition: a query sees the keys in its own window of a size."""
 
     def __init__(self, size: int, q_at: At = 0, k_at: At = 0):
@@ -200,7 +202,7 @@ class Window(_PositionMask):
         return slice(start, max(start, min(keys, stop)))
 
 
-class Prefix(_PositionMask):
+class Prefix(PositionMask):
     """Prefix-LM mask: all see the prefix; what comes after it is causal."""
 
     def __init__(self, length: int | Tensor, q_at: At = 0, k_at: At = 0):
@@ -264,6 +266,20 @@ class Padding(Mask):
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """Same answer for every query."""
         return self.keep[:, None, None, columns]
+
+
+MASKS: dict[str, Callable[[At, At], Mask]] = {}
+"""Masks of the user by name, made of the positions of queries and of keys."""
+
+
+def mask_names() -> tuple[str, ...]:
+    """What the mask of a model can be beside its usual one: none, or one of the user's."""
+    return ("none", *MASKS)
+
+
+def own_mask(name: str, q_at: At, k_at: At, usual: Mask | None) -> Mask | None:
+    """The usual mask of a model, and that of the user of a name."""
+    return usual if name == "none" else lookup("mask", name, MASKS)(q_at, k_at) & usual
 
 
 def join_padding(

@@ -24,7 +24,10 @@ from regard.lab.report import Compared, Variant, finite, run_name
 from regard.lab.workers import work
 from regard.models.folder import check_buildable, load_folder
 from regard.native import fast
-from regard.settings import describe, fill, setting
+from regard.own import paths as own_files
+from regard.own import use
+from regard.own import words as own_words
+from regard.settings import describe, fill, setting, written
 from regard.tasks import task as task_class
 from regard.tasks.frame.recipe import check_resume
 from regard.tasks.prepare import train
@@ -148,6 +151,7 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     It is `finished`, or not if it was interrupted; `failed` says why it cannot be, and `refused`
     why it could not even start.
     """
+    use(job["use"])  # a worker is a process of its own
     folder = Path(job["folder"])
     kind = task_class(job["task"])
     try:
@@ -258,9 +262,10 @@ def compare(
     ]
     if settings.lengths and not any(job["lengths"] for job in jobs):
         raise UsageError(
-            f"lengths={show(settings.lengths)} is only for language models that go on writing"
+            f"lengths={written(settings.lengths)} is only for language models that go on writing"
         )
-    command = ["regard", "compare", name, *(f"{k}={show(v)}" for k, v in given.items())]
+    command = ["regard", "compare", name, *(f"{k}={written(v)}" for k, v in given.items())]
+    command += own_words()
     made = Compared(name, str(out), varied, variants, seeds, settings.counted, shlex.join(command))
     with locked(out), sigterm_as_interrupt():
         before = load_results(out)
@@ -294,6 +299,7 @@ def make_job(
         "task": task,
         "values": values,
         "recipe": recipe,
+        "use": own_files(),
         "lengths": list(compare.lengths or _TEST_LENGTHS) if goes_on else None,
         "speed": compare.speed,
     }
@@ -365,8 +371,3 @@ def line_of(job: Mapping[str, Any], result: Mapping[str, Any], count: str, left:
     scores = ", ".join(f"{k} {v:.4g}" for k, v in result["scores"].items() if k != "better")
     minutes = f"; about {math.ceil(left / 60)} min left" if left else ""
     return f"{run_name(job)}: {scores}; {result['seconds']:.0f} s ({count} runs{minutes})"
-
-
-def show(value: Any) -> str:
-    """Format a value for a command line."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

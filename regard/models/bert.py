@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from regard.attention.masks import Document, Mask, Padding, Sliding
+from regard.attention.masks import Document, Mask, Padding, Sliding, mask_names, own_mask
 from regard.attention.places import places
 from regard.attention.positions import (
     POSITIONS,
@@ -81,6 +81,7 @@ class BertConfig:
     window: int | None = size_field(None, 10_000_000, "window of local attention")
     window_layers: tuple[int, ...] | None = setting(None, "layers with a window; all unless given")
     near_base: float | None = setting(None, "base of the rotations in windows", above=0.0, max=1e12)
+    mask: str = setting("none", "a mask of your own, beside the usual", choices=mask_names)
     max_length: int = size_field(512, 10_000_000, "maximum positions")
     inner_width: int | None = size_field(
         None, 2**20, "width of the embeddings; the model's unless given"
@@ -373,6 +374,7 @@ class Bert(nn.Module):
             at = places(0, ids.shape[1], ids.device)
         if types is not None and not self.config.types:
             raise UsageError("this model has no types of tokens; leave types out")
+        mask = own_mask(self.config.mask, at, at, mask)
         x = self.embed(ids, at, types)
         shared = self.embed.position.shared(at, at, mask)
         near, window = mask, self.config.window

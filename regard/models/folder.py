@@ -5,7 +5,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import UsageError
-from regard.files import MOST_JSON, plain_file, read_json, refuse, write_atomically
+from regard.files import MOST_JSON, errors_in, plain_file, read_json, refuse, write_atomically
 from regard.files.hashes import remedy, verify
 from regard.files.weights import COUNTER, state_of, stored_names
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.models.protocols import ModelConfig
+from regard.own import missing, tell_changed
 from regard.settings import fill
 
 FOLDER_FORMAT = 2
@@ -128,6 +129,14 @@ def read_config(folder: Path, config: dict[str, Any] | None = None) -> dict[str,
 
 def model_config(config: dict[str, Any], path: Path) -> Any:
     """Config of the model that a config.json describes."""
+    tell_changed(path.parent, config.get("use"))
+    needed = missing(config.get("use"))
+    with errors_in(f"{path.parent} needs {needed}") if needed else nullcontext():
+        return _model_config(config, path)
+
+
+def _model_config(config: dict[str, Any], path: Path) -> Any:
+    """The same, whichever files of own parts were given."""
     if not isinstance(config["family"], str) or config["family"] not in MODELS:
         raise UsageError(
             f"{path}: unknown family {config['family']!r}; choose from {', '.join(sorted(MODELS))}"

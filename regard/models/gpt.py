@@ -8,7 +8,7 @@ from typing import Any, cast
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding
+from regard.attention.masks import Causal, Document, Mask, Prefix, Sliding, mask_names, own_mask
 from regard.attention.multihead import Cache
 from regard.attention.places import places
 from regard.attention.positions import POSITIONS, RotaryScaling, of_layer, with_aliases
@@ -54,6 +54,7 @@ class GPTConfig:
     window: int | None = size_field(None, 10_000_000, "window of local attention")
     window_layers: tuple[int, ...] | None = setting(None, "layers with a window; all unless given")
     prompt: str = setting("causal", "attention over a prompt", choices=lambda: _PROMPTS)
+    mask: str = setting("none", "a mask of your own, beside the usual", choices=mask_names)
     embed_norm: str = setting("none", "norm of the embeddings", choices=lambda: ("none", *NORMS))
     scale_embedding: bool = setting(False, "multiply embeddings by the root of the width")
     tie: bool = setting(True, "tie the head to the embeddings")
@@ -285,7 +286,7 @@ class GPT(nn.Module):
             at = within(documents)
         if at is None:
             at = places(0, ids.shape[1], ids.device)
-        masks = self._masks(ids.shape[1], documents, prefix)
+        masks = self._masks(at, documents, prefix)
         return self._read(ids, at, at, masks)
 
     def _read(
@@ -303,7 +304,7 @@ class GPT(nn.Module):
         return run_blocks(self.blocks, x, **rest)
 
     def _masks(
-        self, length: int, documents: Tensor | None, prefix: Tensor | None
+        self, at: Tensor, documents: Tensor | None, prefix: Tensor | None
     ) -> list[Mask | None]:
         """Mask of each layer for tokens that are read at once."""
         far = Causal() if prefix is None else Prefix(prefix)
@@ -313,6 +314,7 @@ class GPT(nn.Module):
                     "packed documents have no prefix; give documents or prefix, not both"
                 )
             far = far & Document(documents)
+        far, length = cast(Mask, own_mask(self.config.mask, at, at, far)), at.shape[-2]
         window = self.config.window
         near = far if window is None or length <= window else Sliding(window) & far
         return self._by_layer(far, near)
@@ -337,8 +339,8 @@ class GPT(nn.Module):
         caches = take_caches(layers, len(source), like, 2 * length, self.cache)
         prompts = source.new_full((len(source),), length) if lengths is None else lengths - 1
         if length:
-            masks = self._masks(length, None, self.prefix_of(prompts))
             at = places(0, length, source.device)
+            masks = self._masks(at, None, self.prefix_of(prompts))
             if bool((prompts != length).any()):
                 at = at.expand(len(source), -1, -1)  # each will go on from a place of its own
             self._read(source[:, :-1], at, at, masks, caches)
@@ -349,6 +351,7 @@ class GPT(nn.Module):
     def step(self, ids: Ids, state: State) -> tuple[Float[Tensor, "b l vocab"], State]:
         """Read the next tokens of all hypotheses and return the logits after each."""
         at, everything, mask = state.take(ids.shape[1])
+        mask = own_mask(self.config.mask, at, everything, mask)
         near, window = mask, self.config.window
         if self.near and state.window is None and everything.shape[-2] > cast(int, window):
             near = Sliding(cast(int, window), at, everything) & mask
@@ -374,12 +377,14 @@ class GPT(nn.Module):
     def why_no_engine(self) -> str:
         """Why `continue_texts` gives none; "" where it gives some."""
         if (parts := self._parts()) is None:
-            return f"{type(self).__name__} with a {self.config.prompt} prompt"
+            own = f"{type(self).__name__} with a {self.config.prompt} prompt"
+            return own if self.config.mask == "none" else f"{own} and the mask {self.config.mask}"
         return why_not_greedy(self, parts, _FUNCTIONS)
 
     def _parts(self) -> DecoderParts | None:
         """What a kernel must know of it, unless it is another class or reads in another way."""
-        if type(self) is not GPT or self.config.prompt != "causal":
+        usual = self.config.prompt == "causal" and self.config.mask == "none"
+        if type(self) is not GPT or not usual:
             return None
         return DecoderParts(self.embed, list(self.blocks), self.norm, self.head, self.config.window)
 

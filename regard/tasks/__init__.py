@@ -17,7 +17,7 @@ class TaskEntry(NamedTuple):
     examples: tuple[str, str]
 
 
-TASKS: dict[str, TaskEntry] = {
+TASKS: dict[str, TaskEntry | Any] = {
     "translate": TaskEntry(
         "regard.tasks.text.translate",
         "TRANSLATE",
@@ -144,6 +144,8 @@ TASKS: dict[str, TaskEntry] = {
 def task(name: str) -> Any:
     """A task by its name, as a row of parts."""
     entry = lookup("task", name, TASKS)
+    if not isinstance(entry, TaskEntry):  # one of a user's own
+        return entry
     return getattr(import_module(entry.module), entry.task)
 
 

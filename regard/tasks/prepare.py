@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import own
 from regard.data.parts import Dataset
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
@@ -21,6 +22,7 @@ from regard.metrics.results import Scored
 from regard.models.folder import check_buildable, save_config, save_weights
 from regard.pretrained.model_card import card_head
 from regard.pretrained.tokenizer_folder import load_tokenizer
+from regard.settings import written
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
@@ -37,15 +39,17 @@ from regard.tasks.frame.recipe import (
     update_recipe,
     write_recipe,
 )
-from regard.tasks.frame.settings import TrainSettings
+from regard.tasks.frame.settings import TrainSettings, flat
 from regard.tasks.parts import Choice, Lesson, Settled, Task
 from regard.tasks.runner import Runner
 from regard.training import distributed
+from regard.training.callbacks import Callback, check_callbacks
 from regard.training.fit import Fit
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
 from regard.training.run_folder import exit_code, locked
 from regard.training.step import Trainable, measure
 
+_PLAIN = (str, int, float, list, tuple, type(None))  # what JSON holds of given settings
 # what recipe.json says of the last plan outside of the list of all
 _PLANNED = ("steps", "warmup", "valid_every", "valid_share")
 _PLANNED += ("seconds_a_step", "seconds_a_validation")
@@ -242,6 +246,7 @@ def fit(
     quiet: bool = False,
     recipe: str | None = None,
     started: float | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Report:
     """Train a prepared run to its end, or until a signal stops it, and publish its model.
 
@@ -251,6 +256,7 @@ def fit(
         quiet: say nothing on stderr.
         recipe: the recipe that is followed, if one is.
         started: since when the minutes of a run by time are counted.
+        callbacks: what is called as it goes, beside loggers.
     """
     settings, folder, lesson, begun = run.settings, run.folder, run.lesson, run.begun
     model, data, choice, lost = run.runner.predictor.model, run.data, run.choice, run.lost
@@ -270,7 +276,9 @@ def fit(
         plan = _plan(values, run, started or time.perf_counter())
         for note in plan.notes:
             log(note, quiet)
-        noted = {**facts, "baselines": baselines, "parameters": count}
+        plain = {k: v if isinstance(v, _PLAIN) else str(v) for k, v in values.items()}
+        given = {k: v for k, v in plain.items() if k != "out"}  # a folder can be moved
+        noted = {**facts, "baselines": baselines, "parameters": count, "given": given}
         begun = _begin(run, noted, recipe, plan)
         told = f"{count:,} parameters{trainable(model)}; {count_steps(begun['steps'])}"
         log(told, quiet)
@@ -306,6 +314,8 @@ def fit(
         film=Film(run.runner, data, settings, folder, plans[-1].steps)
         if settings.watch_every and distributed.is_main()
         else None,
+        callbacks=callbacks,
+        facts={"task": run.task.name, **flat(settings)},
     )
     outcome = loop.run()
     if outcome.finished and distributed.is_main():
@@ -323,22 +333,36 @@ def fit(
 
 
 def train(
-    task: Task, values: Mapping[str, Any], *, quiet: bool = False, recipe: str | None = None
+    task: Task,
+    values: Mapping[str, Any],
+    *,
+    quiet: bool = False,
+    recipe: str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Report:
-    """Train a task in a folder by the settings as the user wrote them, or resume a run."""
+    """Train a task in a folder by the settings as the user wrote them, or resume a run.
+
+    Args:
+        task: what is learnt.
+        values: settings as the user wrote them.
+        quiet: say nothing on stderr.
+        recipe: the recipe that is followed, if one is.
+        callbacks: what is called as it goes, beside loggers.
+    """
     started = time.perf_counter()
     _, settings, _, folder = settled = settle(task, values)
+    check_callbacks(callbacks, settings.processes)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.processes > 1 and distributed.world_size() == 1:
-        words = [f"{key}={value}" for key, value in values.items() if value is not None]
-        command = ["train", recipe or task.name, *words]
+        words = [f"{key}={written(value)}" for key, value in values.items() if value is not None]
+        command = ["train", recipe or task.name, *words, *own.words()]
         return Report(**distributed.launch(settings.processes, command))
     distributed.init()
     quiet = quiet or not distributed.is_main()
     with locked(folder) if distributed.is_main() else nullcontext():
         run = prepare(task, values, settled, recipe=recipe, quiet=quiet)
-        report = fit(run, values, quiet=quiet, recipe=recipe, started=started)
+        report = fit(run, values, quiet=quiet, recipe=recipe, started=started, callbacks=callbacks)
         distributed.destroy()
     if report.finished:
         said = beside_baselines(report.scores, report.baselines)
@@ -348,6 +372,11 @@ def train(
         for warning in warnings:
             log(warning, quiet)
     return report
+
+
+def own_parts(run: PreparedRun) -> list[dict[str, Any]]:
+    """The user's own parts that a run is made of, and the files that they are in."""
+    return own.noted(run.task.name, {**flat(run.settings), "model.family": run.family})
 
 
 def planned(plans: Sequence[Plan]) -> dict[str, Any]:
@@ -376,6 +405,11 @@ def check_unchanged(
     """Refuse to resume a run whose frozen weights, or whose teacher, are others now."""
     if begun is None:
         return
+    if told := own.changed(begun.get("use")):
+        raise UsageError(
+            f"{folder} was begun with another file of own parts: {told} then; "
+            "restore it to go on, or give another out= to begin anew"
+        )
     for key, named, what in (
         ("kept", "init", "other weights"),
         ("teacher", "teacher", "another teacher"),
@@ -401,6 +435,7 @@ def _write_beside(run: PreparedRun) -> None:
     about = {**(run.origin.imported if run.origin else {}), **facts}
     columns = run.task.inputs.columns_of(run.settings)
     about |= {"columns": columns} if columns else {}
+    about |= {"use": parts} if (parts := own_parts(run)) else {}
     model = run.runner.predictor.model if lesson.published is None else lesson.published
     save_config(folder, model, name=run.family, task=lesson.runs_as or run.task.name, about=about)
     codec.save(folder)
@@ -444,6 +479,7 @@ def _begin(
     hashes = run.runner.predictor.codec.hashes()
     more = {
         "recipe": recipe,
+        **({"use": parts} if (parts := own_parts(run)) else {}),
         **planned([plan]),
         **({"tokenizers": hashes} if hashes else {}),
         **facts,

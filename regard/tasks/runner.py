@@ -275,7 +275,7 @@ class Runner(Generic[A]):
     def trained_as(self) -> tuple["Runner[Any]", Mapping[str, Any]]:
         """The model with the task that trains such, and the settings that say so."""
         if self.task.learnt_by is None:
-            return self, {}
+            return self, getattr(self.predictor, "trained_with", {})
         other, settings = self.task.learnt_by
         return Runner(other, self.model, self.codec, self.config), settings
 

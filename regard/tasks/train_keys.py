@@ -10,15 +10,16 @@ class Given(TypedDict, total=False):
     data: Any; valid: Any; test: Any; out: str | Path | None; init: str | Path | None
     size: str | None; minutes: float | None; steps: int | None; epochs: float | None
     lr: float | None; batch_tokens: int | None; dropout: float | None; seed: int | None
-    device: str | None; quiet: bool
+    device: str | None; callbacks: Any; quiet: bool; use: Any
 
 Common = TypedDict("Common", {
-"attention_dropout": Any, "average": Any, "batches": Any, "beta2": Any, "clip": Any,
-"compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any, "heads": Any,
-"layer_decay": Any, "lora_alpha": Any, "lora_on": Any, "lora_rank": Any, "norm": Any,
-"optimiser": Any, "patience": Any, "position": Any, "probes": Any, "processes": Any,
-"save_every": Any, "schedule": Any, "threads": Any, "tune": Any, "valid_every": Any,
-"warmup": Any, "watch_every": Any, "weight_decay": Any, "width": Any
+"attention_dropout": Any, "average": Any, "batches": Any, "beta2": Any, "callback_error": Any,
+"clip": Any, "compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any,
+"heads": Any, "layer_decay": Any, "log": Any, "lora_alpha": Any, "lora_on": Any,
+"lora_rank": Any, "norm": Any, "optimiser": Any, "patience": Any, "position": Any,
+"probes": Any, "processes": Any, "save_every": Any, "schedule": Any, "threads": Any,
+"tune": Any, "valid_every": Any, "warmup": Any, "watch_every": Any, "weight_decay": Any,
+"width": Any
 }, total=False)
 class OtherKeys(Given, Common): ...
 
@@ -26,16 +27,16 @@ Translate = Literal["translate", "multi30k_en_de", "ladder_multi30k", "decoder_m
 TranslateOwn = TypedDict("TranslateOwn", {
 "attention": Any, "bpe_dropout": Any, "cell": Any, "columns": Any, "direction": Any,
 "feed_forward": Any, "from": Any, "header": Any, "joined": Any, "kernel": Any, "kv_heads": Any,
-"label_smoothing": Any, "like": Any, "max_length": Any, "normalise": Any, "order": Any,
-"pieces": Any, "r_drop": Any, "readout": Any, "skip_bad": Any, "source": Any, "target": Any,
-"to": Any, "tokenizer": Any, "valid_sentences": Any, "vocabularies": Any
+"label_smoothing": Any, "like": Any, "loss": Any, "max_length": Any, "normalise": Any,
+"order": Any, "pieces": Any, "r_drop": Any, "readout": Any, "skip_bad": Any, "source": Any,
+"target": Any, "to": Any, "tokenizer": Any, "valid_sentences": Any, "vocabularies": Any
 }, total=False)
 class TranslateKeys(Given, Common, TranslateOwn): ...
 
 Prefix = Literal["prefix"]
 PrefixOwn = TypedDict("PrefixOwn", {
 "bias": Any, "bpe_dropout": Any, "columns": Any, "feed_forward": Any, "from": Any,
-"header": Any, "joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any,
+"header": Any, "joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "loss": Any,
 "max_length": Any, "order": Any, "pieces": Any, "r_drop": Any, "skip_bad": Any, "source": Any,
 "target": Any, "to": Any, "tokenizer": Any, "valid_sentences": Any, "vocabularies": Any
 }, total=False)
@@ -44,19 +45,19 @@ class PrefixKeys(Given, Common, PrefixOwn): ...
 Language = Literal["language", "wikitext2_lab", "wikitext2_masked", "shakespeare_lab", "shakespeare", "shakespeare_nano"]
 LanguageOwn = TypedDict("LanguageOwn", {
 "bias": Any, "columns": Any, "context": Any, "family": Any, "feed_forward": Any, "gates": Any,
-"header": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "mask_share": Any,
-"objective": Any, "order": Any, "pieces": Any, "rung": Any, "template": Any, "tokenizer": Any,
-"valid_tokens": Any
+"header": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "loss": Any,
+"mask_share": Any, "objective": Any, "order": Any, "pieces": Any, "rung": Any, "template": Any,
+"tokenizer": Any, "valid_tokens": Any
 }, total=False)
 class LanguageKeys(Given, Common, LanguageOwn): ...
 
 Text = Literal["text"]
 TextOwn = TypedDict("TextOwn", {
 "bpe_dropout": Any, "columns": Any, "feed_forward": Any, "from": Any, "header": Any,
-"joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "max_length": Any,
-"mean_span": Any, "metric": Any, "objective": Any, "order": Any, "pieces": Any, "prefix": Any,
-"r_drop": Any, "share": Any, "skip_bad": Any, "source": Any, "target": Any, "to": Any,
-"tokenizer": Any, "valid_sentences": Any, "vocabularies": Any
+"joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "loss": Any,
+"max_length": Any, "mean_span": Any, "metric": Any, "objective": Any, "order": Any,
+"pieces": Any, "prefix": Any, "r_drop": Any, "share": Any, "skip_bad": Any, "source": Any,
+"target": Any, "to": Any, "tokenizer": Any, "valid_sentences": Any, "vocabularies": Any
 }, total=False)
 class TextKeys(Given, Common, TextOwn): ...
 
@@ -71,13 +72,13 @@ ClassifyOwn = TypedDict("ClassifyOwn", {
 "fit": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
 "frequency_warp": Any, "head_dropout": Any, "header": Any, "hop": Any, "image": Any,
 "inner_width": Any, "kernel": Any, "label_smoothing": Any, "labels": Any, "like": Any,
-"max_length": Any, "mels": Any, "members": Any, "mixup": Any, "names": Any, "none": Any,
-"normalise": Any, "order": Any, "padding": Any, "patch": Any, "pattern": Any, "pieces": Any,
-"pool": Any, "r_drop": Any, "rate": Any, "separator": Any, "share": Any, "skip_bad": Any,
-"sound": Any, "speeds": Any, "stem": Any, "strength": Any, "stride": Any, "subsampling": Any,
-"teacher": Any, "temperature": Any, "threshold": Any, "tile": Any, "time_masks": Any,
-"time_share": Any, "time_warp": Any, "tokenizer": Any, "valid_by": Any, "widths": Any,
-"window": Any, "word_dropout": Any
+"loss": Any, "max_length": Any, "mels": Any, "members": Any, "mixup": Any, "names": Any,
+"none": Any, "normalise": Any, "order": Any, "padding": Any, "patch": Any, "pattern": Any,
+"pieces": Any, "pool": Any, "r_drop": Any, "rate": Any, "separator": Any, "share": Any,
+"skip_bad": Any, "sound": Any, "speeds": Any, "stem": Any, "strength": Any, "stride": Any,
+"subsampling": Any, "teacher": Any, "temperature": Any, "threshold": Any, "tile": Any,
+"time_masks": Any, "time_share": Any, "time_warp": Any, "tokenizer": Any, "valid_by": Any,
+"widths": Any, "window": Any, "word_dropout": Any
 }, total=False)
 class ClassifyKeys(Given, Common, ClassifyOwn): ...
 
@@ -87,9 +88,9 @@ ImagesOwn = TypedDict("ImagesOwn", {
 "class_weights": Any, "columns": Any, "cutmix": Any, "depths": Any, "distil": Any,
 "distil_weight": Any, "drop_path": Any, "erase": Any, "family": Any, "feed_forward": Any,
 "fit": Any, "foreign": Any, "header": Any, "image": Any, "label_smoothing": Any, "like": Any,
-"mixup": Any, "names": Any, "none": Any, "order": Any, "padding": Any, "patch": Any,
-"pool": Any, "share": Any, "stem": Any, "strength": Any, "teacher": Any, "temperature": Any,
-"tile": Any, "widths": Any, "window": Any
+"loss": Any, "mixup": Any, "names": Any, "none": Any, "order": Any, "padding": Any,
+"patch": Any, "pool": Any, "share": Any, "stem": Any, "strength": Any, "teacher": Any,
+"temperature": Any, "tile": Any, "widths": Any, "window": Any
 }, total=False)
 class ImagesKeys(Given, Common, ImagesOwn): ...
 
@@ -97,8 +98,8 @@ Series = Literal["series", "japanese_vowels", "basic_motions"]
 SeriesOwn = TypedDict("SeriesOwn", {
 "augment": Any, "batch": Any, "chunk": Any, "class_weights": Any, "columns": Any,
 "drop_path": Any, "family": Any, "feed_forward": Any, "head_dropout": Any, "header": Any,
-"label_smoothing": Any, "max_length": Any, "members": Any, "mixup": Any, "order": Any,
-"pool": Any, "strength": Any, "stride": Any
+"label_smoothing": Any, "loss": Any, "max_length": Any, "members": Any, "mixup": Any,
+"order": Any, "pool": Any, "strength": Any, "stride": Any
 }, total=False)
 class SeriesKeys(Given, Common, SeriesOwn): ...
 
@@ -153,9 +154,9 @@ SoundsOwn = TypedDict("SoundsOwn", {
 "columns": Any, "decoder_depth": Any, "drop_path": Any, "family": Any, "features": Any,
 "feed_forward": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
 "frequency_warp": Any, "header": Any, "hop": Any, "kernel": Any, "label_smoothing": Any,
-"like": Any, "mels": Any, "names": Any, "none": Any, "normalise": Any, "order": Any,
-"pattern": Any, "pool": Any, "rate": Any, "sound": Any, "speeds": Any, "subsampling": Any,
-"time_masks": Any, "time_share": Any, "time_warp": Any, "window": Any
+"like": Any, "loss": Any, "mels": Any, "names": Any, "none": Any, "normalise": Any,
+"order": Any, "pattern": Any, "pool": Any, "rate": Any, "sound": Any, "speeds": Any,
+"subsampling": Any, "time_masks": Any, "time_share": Any, "time_warp": Any, "window": Any
 }, total=False)
 class SoundsKeys(Given, Common, SoundsOwn): ...
 
@@ -164,8 +165,8 @@ TagOwn = TypedDict("TagOwn", {
 "batch_rows": Any, "bpe_dropout": Any, "class_weights": Any, "column": Any, "columns": Any,
 "encoding": Any, "family": Any, "feature_dropout": Any, "feature_rows": Any, "features": Any,
 "feed_forward": Any, "ffn_dropout": Any, "head_dropout": Any, "inner_width": Any, "join": Any,
-"label_smoothing": Any, "like": Any, "max_length": Any, "members": Any, "order": Any,
-"pieces": Any, "pool": Any, "r_drop": Any, "skip_bad": Any, "tokenizer": Any,
+"label_smoothing": Any, "like": Any, "loss": Any, "max_length": Any, "members": Any,
+"order": Any, "pieces": Any, "pool": Any, "r_drop": Any, "skip_bad": Any, "tokenizer": Any,
 "word_dropout": Any
 }, total=False)
 class TagKeys(Given, Common, TagOwn): ...

@@ -4,9 +4,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from regard.files.weights import buffers_of, copy_stored, learned_state, stored_
 from regard.native import fast
 from regard.native.allocator import reuse_memory
 from regard.training import distributed
+from regard.training.callbacks import LOGGERS, Callback, Callbacks, Started
 from regard.training.checkpoint import (
     checkpoints,
     is_complete,
@@ -38,12 +39,12 @@ from regard.training.run_folder import (
     METRICS_FILE,
     StopSignal,
     errors_of_folder,
-    tensorboard,
     truncate_metrics,
     write_row,
 )
 from regard.training.step import LoopSettings, Trainable, one_step, train_mode
 
+_LEFT = 1000  # in place of the number of a signal: a callback stopped the run
 _MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
 
 
@@ -104,6 +105,8 @@ class Fit:
         quiet: bool = False,
         lost: bool = False,
         film: StepWatcher | None = None,
+        callbacks: Sequence[Callback] = (),
+        facts: Mapping[str, Any] | None = None,
     ):
         """Train `task` in a folder.
 
@@ -118,12 +121,17 @@ class Fit:
             quiet: prints nothing
             lost: the published weights are gone, and are published again from a checkpoint
             film: is called every so many steps with the weights, which it leaves alone
+            callbacks: are called beside the loggers that `settings.log` names
+            facts: settings of the whole run as loggers show them, if there are more
         """
         self.lost, self.film = lost, film
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.plans, self.record = Path(folder), list(plans), record
         self.publish, self.quiet = publish, quiet
-        self.clock = Stopwatch()
+        self.clock, self.facts = Stopwatch(), facts
+        loggers = [LOGGERS[name]() for name in settings.log or ()]
+        members = [*loggers, *callbacks] if distributed.is_main() else []
+        self.callbacks = Callbacks(members, self._note, settings.callback_error == "stop")
         self.optimiser = build_optimiser(
             model,
             name=settings.optimiser,
@@ -216,6 +224,7 @@ class Fit:
         prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
         if unscored:
             self.publish(self.averaged or dict(self.state), {})
+        self.callbacks("after_save", step, self.checkpoints / f"step-{step}")
 
     def _to_average(self) -> list[int]:
         """Steps of the last validations, whose weights may be averaged at the end."""
@@ -257,6 +266,12 @@ class Fit:
 
     def run(self) -> Outcome:
         """Train until the last step, until early stopping, or until a signal."""
+        try:
+            return self._run()
+        finally:
+            self.callbacks("end")
+
+    def _run(self) -> Outcome:
         reuse_memory()
         self.restore()
         if self.lost and distributed.is_main():
@@ -266,20 +281,25 @@ class Fit:
         started = time.perf_counter() - counters["seconds"]
         saved = time.perf_counter()
         main = distributed.is_main()
-        ended, asked = self._is_over(), 0
+        if main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        ended, asked, told = self._is_over(), 0, self.callbacks
         with (
             errors_of_folder(self.folder),
             fast(self.model),
-            tensorboard(None if ended or not main else self.folder, counters["step"]) as board,
             StopSignal() as stop,
             open(self.folder / METRICS_FILE if main else os.devnull, "a") as metrics,
             Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
             self.left = bar.left
             train_mode(self.model)
+            if not ended:
+                facts = asdict(settings) if self.facts is None else self.facts
+                told("begin", Started(self.folder, facts, counters["step"], self.plan.steps))
+                asked = int(distributed.all_max(told.stopped * _LEFT))
             if not ended and counters["step"] == 0:
                 self._watch()
-            while not ended:
+            while not ended and not asked:
                 n = counters["step"]
                 self._plan_again(bar)
                 plan = self.plan
@@ -302,18 +322,17 @@ class Fit:
                 bar.update(1, loss=loss, tokens=tokens)
                 row = {"step": n + 1, "loss": loss, "lr": lr, "grad_norm": norm, "sound": finite}
                 write_row(metrics, {**row, "tokens_per_second": round(speed, 1)})
-                for name in ("loss", "lr", "grad_norm"):
-                    board(f"train/{name}" if name == "loss" else name, row[name], n + 1)
-                board("tokens_per_second", speed, n + 1)
+                seen = {"train/loss": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": speed}
+                told("after_step", n + 1, seen)
                 self._watch()
                 self.clock.add("step", time.perf_counter() - begun)
                 due = plan.validates(n + 1) or n + 1 == plan.steps
                 begun = time.perf_counter()
                 if due and main:
-                    self._validate(metrics, board)
+                    self._validate(metrics)
                     counters["seconds"] = time.perf_counter() - started
                 ended = bool(distributed.broadcast(self._is_over()))
-                asked = int(distributed.all_max(stop.asked))
+                asked = int(distributed.all_max(stop.asked or told.stopped * _LEFT))
                 late = time.perf_counter() - saved > settings.save_every
                 if main and (due or ended or late or asked):
                     metrics.flush()
@@ -323,11 +342,14 @@ class Fit:
                 if due:
                     self.clock.add("validation", time.perf_counter() - begun)
                 counters["seconds"] = time.perf_counter() - started
-                if asked and not ended:
-                    break
+        if told.failure:
+            raise UsageError(
+                f"{told.failure}; saved at step {counters['step']:,} in {self.folder}, where the "
+                "same command goes on; callback_error=continue would leave it out"
+            )
         if ended and main:
             self._finish()
-        signal = asked if asked and not ended else None
+        signal = asked if asked not in (0, _LEFT) and not ended else None
         return Outcome(counters["step"], ended, dict(counters["scores"]), signal, self.notes)
 
     def _watch(self) -> None:
@@ -395,15 +417,14 @@ class Fit:
             finally:
                 train_mode(self.model)
 
-    def _validate(self, metrics, board) -> None:
+    def _validate(self, metrics) -> None:
         """Evaluate the weights, or their EMA, and publish them if they are the best so far."""
         counters = self.counters
         scores = self._score(self.averaged)
         step = counters["step"]
         valid = {f"valid/{k}": v for k, v in scores.items()}
         write_row(metrics, {"step": step, "seconds": round(counters["seconds"], 3), **valid})
-        for name, value in scores.items():
-            board(f"valid/{name}", value, step)
+        self.callbacks("after_validation", step, valid)
         if not self.quiet:
             shown = "  ".join(f"{k} {v:.4g}" for k, v in scores.items() if k != "better")
             line = f"step {step:,} of {self.plan.steps:,}  {shown}  {self.left()}"

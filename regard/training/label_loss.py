@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.training.loss import own_loss
+
 _MOST_WEIGHT = 100.0  # of a label in the loss
 _IMBALANCED = 5  # times as often: labels that the user should hear of
 
@@ -51,6 +53,13 @@ def soft_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) ->
     """Summed cross-entropy of targets (b, labels) that sum to one, weighted by label."""
     targets = targets if weights is None else targets * weights
     return -(targets * logits.float().log_softmax(-1)).sum()
+
+
+def target_loss(name: str, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Summed loss of targets (b, labels): cross-entropy, or that of the user of a name."""
+    if name == "auto":
+        return soft_loss(logits, targets, weights)
+    return own_loss(name, logits, targets)
 
 
 class LabelLoss(NamedTuple):

@@ -1,16 +1,42 @@
 """Cross-entropy over a vocabulary and R-Drop, fused with the output projection; CTC."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.errors import UsageError, lookup
+
 if TYPE_CHECKING:
     from regard.data.parallel import PairBatch
     from regard.decode.writer import EncoderDecoder
 
+# of logits (n, classes) and targets: numbers of classes (n,), or their shares (n, classes)
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+
+LOSSES: dict[str, RowLoss] = {}
+"""Losses of the user by name, which take the place of cross-entropy: each gives n losses."""
+
 LOGIT_ROWS = 512  # rows of logits held at once: small enough to stay in the processor's cache
+
+
+def loss_names() -> tuple[str, ...]:
+    """What loss= can be: the usual one of a task, or one of the user's."""
+    return ("auto", *LOSSES)
+
+
+def own_loss(name: str, logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of a user's loss over all rows."""
+    losses = lookup("loss", name, LOSSES)(logits.float(), targets)
+    if not isinstance(losses, Tensor) or losses.shape[:1] != logits.shape[:1]:
+        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"{losses!r:.40}"
+        raise UsageError(
+            f"loss={name} returned {got} for {len(logits)} rows; return a loss for each row, "
+            "as with reduction='none'"
+        )
+    return losses.sum()
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -286,6 +312,13 @@ def head_loss(
         return r_drop_loss(one, two, weight, writes, r_drop, bias=bias, smoothing=smoothing)
     rows = hidden.flatten(0, 1)[real]
     return linear_cross_entropy(rows, weight, writes, bias=bias, smoothing=smoothing)
+
+
+def own_sequence_loss(model: "EncoderDecoder", batch: "PairBatch", name: str) -> Tensor:
+    """Sum of a user's loss over the tokens of targets."""
+    real = true_places(batch.writes >= 0, batch.tokens)
+    rows = model.hidden(*twice(batch, 0.0)).flatten(0, 1)[real]
+    return own_loss(name, model.head(rows), batch.writes.flatten()[real])
 
 
 def sequence_loss(

@@ -4,7 +4,7 @@ import fcntl
 import json
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -98,18 +98,6 @@ def write_row(file, row: dict[str, Any]) -> None:
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
     }
     file.write(json.dumps(values) + "\n")
-
-
-@contextmanager
-def tensorboard(folder: Path | None, step: int) -> Iterator[Callable[[str, float, int], None]]:
-    """Yield a function that writes a scalar to TensorBoard, resuming after a step."""
-    if folder is None:
-        yield lambda name, value, at: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1, flush_secs=30) as writer:
-        yield lambda name, value, at: writer.add_scalar(name, value, at)
 
 
 def truncate_metrics(folder: Path, step: int) -> None:

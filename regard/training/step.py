@@ -22,6 +22,7 @@ from regard.native.allocator import reuse_memory
 from regard.native.processor import DTYPES, check_dtype
 from regard.settings import setting
 from regard.training import distributed
+from regard.training.callbacks import LOGGERS, ON_ERROR, check_loggers
 from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_checkpoint
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
 from regard.training.plan import MIN_DECODED, StepCost
@@ -58,6 +59,18 @@ class LoopSettings:
     average: int = setting(0, "last checkpoints to average; 0 disables it", min=0, max=100)
     valid_every: int | None = setting(None, "steps between validations", min=1, group="length")
     save_every: float = setting(120.0, "seconds between checkpoints", min=0, group="files")
+    log: tuple[str, ...] | None = setting(
+        ("tensorboard",),
+        "where to log, several by commas; none: nowhere",
+        choices=LOGGERS,
+        group="files",
+    )
+    callback_error: str = setting(
+        "continue",
+        "what a run does without a callback or logger that has failed: continue, or save and stop",
+        choices=ON_ERROR,
+        group="files",
+    )
     patience: int = setting(
         0, "early stopping: validations without improvement; 0 disables it", min=0, group="length"
     )
@@ -76,6 +89,7 @@ def check(settings: LoopSettings) -> None:
         raise UsageError(
             f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
         )
+    check_loggers(settings.log or ())
     try:
         device = torch.empty(1, device=settings.device).device.type
     except (RuntimeError, AssertionError) as error:

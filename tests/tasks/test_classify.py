@@ -619,3 +619,17 @@ def test_a_public_checkpoint_says_what_transformers_says_and_can_be_trained_on(t
     regard.train("classify", data=str(tmp_path / "data.tsv"), out=str(out), **settings)
     answer = regard.load(out).run("a red dog " * 20)
     assert answer.label in ("RED", "GREEN", "BLUE") and answer.cut
+
+
+def test_an_evaluation_cuts_each_text_into_pieces_once(classifier, data, monkeypatch):
+    cut, texts = Counter(), RowEncoder.texts
+
+    def counted(self, given, *more):
+        cut.update(given)
+        return texts(self, given, *more)
+
+    monkeypatch.setattr(RowEncoder, "texts", counted)
+    result = classifier.evaluate({"data": str(data), "part": "valid"})
+    assert sum(cut.values()) == result["sentences"] > 0
+    result = classifier.evaluate({"data": str(data), "part": "valid", "max_length": 3})
+    assert any("texts were cut at 3 pieces" in note for note in result["notes"])

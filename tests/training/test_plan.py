@@ -197,7 +197,8 @@ def test_the_schedule_follows_the_share_of_the_budget(name, schedule):
     found, last = rates(plans, schedule), plans[-1]
     assert len(found) == last.steps and max(found) <= 1 and min(found) > 0
     whole = rates([make_plan(LoopSettings(steps=last.steps))], schedule)
-    assert found[-1] == pytest.approx(whole[-1], abs=0.02 if len(found) > 50 else 0.1)
+    one = max(0.1, 3 / len(found))  # by which a step of a short run falls at most
+    assert found[-1] == pytest.approx(whole[-1], abs=0.02 if len(found) > 50 else one)
     for before, after in zip(plans, plans[1:], strict=False):
         share = before.place(after.step) / before.steps
         assert after.position / after.steps <= share + 1e-9

@@ -34,6 +34,8 @@ RESUME_MAY_DIFFER = {
     "save_every",
     "test",
     "watch_every",
+    "log",
+    "callback_error",
     "probes",
     "processes",
 }

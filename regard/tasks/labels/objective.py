@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -31,7 +32,7 @@ from regard.tasks.labels.settings import (
 )
 from regard.tasks.parts import Batches, D, Learnt, Lesson, Objective, build_model
 from regard.tasks.runner import Runner
-from regard.training.label_loss import class_weights, imbalance_notes, soft_loss
+from regard.training.label_loss import class_weights, imbalance_notes, target_loss
 
 S = TypeVar("S", bound=LabelTrainSettings, default=LabelTrainSettings)
 C = TypeVar("C", bound=LabelCodec, default=MediaCodec)
@@ -101,7 +102,8 @@ class LabelObjective(Objective[S, D, C]):
 
         def loss(batch: LabelledBatch, weights: Tensor | None) -> Tensor:
             logits = each_member(runner.model, lambda one: alone(one, *batch.arguments))
-            return soft_loss(logits, batch.targets, weights) / len(logits)
+            how = batch.targets, weights
+            return torch.stack([target_loss(settings.loss, one, *how) for one in logits]).mean()
 
         batches = self.modality.batches(train, codec.format, settings, len(codec.labels))
         facts = {self.modality.many: len(train)}
@@ -150,6 +152,8 @@ def label_lesson(
         data.notes.extend(imbalance_notes(often, codec.labels, settings.class_weights))
     weights = class_weights(settings.class_weights, often, len(targets), several)
     weights = None if weights is None else weights.to(settings.device)
+    if codec.baselines is not None and codec.baselines.chosen:
+        facts = {**facts, "linear": codec.baselines.chosen}
 
     def validate(share: float) -> dict[str, float]:
         valid, plain = data["valid"], predictor.plain

@@ -12,6 +12,7 @@ from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import BootstrapSettings, TrainSettings
 from regard.training.label_loss import CLASS_WEIGHTS
+from regard.training.loss import loss_names
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class LabelTrainSettings(TrainSettings):
     """What a training by labels can be told; what says where inputs are is put before it."""
 
     family: str = setting("", "model family", group="model")
+    loss: str = setting("auto", "loss: auto, or one of your own", choices=loss_names)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     class_weights: str = setting("none", "class weights in the loss", choices=CLASS_WEIGHTS)
     model: Any = None  # config of the family

@@ -149,15 +149,27 @@ class TextLabelJudge(LabelJudge[LabelData, ClassifyEval]):
     """Judges labels of texts, one each unless the model gives several."""
 
     def read(self, runner: Runner[Any], settings: ClassifyEval) -> LabelData:
-        """The part that is judged, and a note if texts of it are cut."""
+        """The part that is judged, with one label each unless the model gives several."""
         data = super().read(runner, settings)
-        part = data[settings.part]
         if runner.codec.decision is ONE_LABEL:
-            check_single_labels(part)
-        format = runner.predictor.format_for(settings)
-        if cut := sum(row.truncated for row in TEXT.raws(part, format)):
-            data.notes.append(f"{cut:,} texts were cut at {format.longest} pieces")
+            check_single_labels(data[settings.part])
         return data
+
+    def predict(
+        self,
+        runner: Runner[Any],
+        data: LabelData,
+        settings: ClassifyEval,
+        like: Runner[Any] | None = None,
+    ) -> np.ndarray:
+        """Probability of each label for each text, and a note if texts are cut."""
+        if like is not None:
+            return super().predict(runner, data, settings, like)
+        format = runner.predictor.format_for(settings)
+        rows = TEXT.raws(data[settings.part], format)
+        if cut := sum(row.truncated for row in rows):
+            data.notes.append(f"{cut:,} texts were cut at {format.longest} pieces")
+        return runner.predictor.probabilities(rows, settings)
 
 
 def judged_with(runner: Runner[Any], data: LabelData, settings: ClassifyEval) -> dict[str, Any]:

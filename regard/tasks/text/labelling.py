@@ -39,6 +39,7 @@ from regard.tasks.parts import Learnt, Task, complete, usual_shape
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import TextCodec, load_encoder
 from regard.training.label_loss import label_loss
+from regard.training.loss import own_loss
 
 BertConfig, _ = family("bert")
 
@@ -311,6 +312,8 @@ def text_loss(
 ) -> Callable[[LabelBatch, Tensor | None], Tensor]:
     """Summed loss of labels by the logits of each model of an ensemble, the mean over it."""
     kind, how = runner.codec.decision.loss, (settings.label_smoothing, settings.r_drop)
+    if (name := settings.loss) != "auto":
+        kind = kind._replace(loss=lambda logits, targets, *how: own_loss(name, logits, targets))
 
     def loss(batch: LabelBatch, weights: Tensor | None) -> Tensor:
         losses = [

@@ -177,7 +177,9 @@ class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
         return Lesson(
             batches=objective.batches(texts, codec, settings),
             count=lambda batch: (batch.tokens, batch.read),
-            loss=lambda batch: objective.loss(model, batch, settings.label_smoothing),
+            loss=lambda batch: objective.loss(
+                model, batch, settings.label_smoothing, settings.loss
+            ),
             validate=lambda share: objective.validate(model, texts, codec, settings),
             title=f"A {settings.objective} language model of {codec.tokenizer.vocab:,} tokens",
             baselines=baselines,

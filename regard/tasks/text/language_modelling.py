@@ -27,7 +27,13 @@ from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
 from regard.tasks.frame.settings import EvalSettings, RunSettings, TrainSettings
-from regard.training.loss import linear_cross_entropy, reference_cross_entropy
+from regard.training.loss import (
+    linear_cross_entropy,
+    loss_names,
+    own_loss,
+    reference_cross_entropy,
+    true_places,
+)
 
 GPTConfig, _ = family("gpt")
 _SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
@@ -58,6 +64,7 @@ class LanguageTrain(TextFormat, TrainSettings):
     pieces: int = setting(4000, "vocabulary size", min=300, max=1_000_000)
     context: int = setting(128, "context length in tokens", min=2, max=1_000_000)
     batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
+    loss: str = setting("auto", "loss: auto, or one of your own", choices=loss_names)
     label_smoothing: float = setting(0.0, "label smoothing", min=0, max=0.9)
     mask_share: float = setting(0.15, "share of words to mask, if masked", above=0, max=1)
     template: str = setting("plain", "chat template of conversations", choices=TEMPLATES)
@@ -253,9 +260,13 @@ class CausalObjective:
             device=settings.device,
         )
 
-    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
-        """Return the summed cross-entropy of the next tokens."""
+    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float, own: str) -> Tensor:
+        """Return the summed cross-entropy of the next tokens, or a loss of the user's own."""
         hidden = model.hidden(batch.reads, documents=batch.documents)
+        if own != "auto":
+            real = true_places(batch.writes >= 0, batch.tokens)
+            logits = model.head(hidden.flatten(0, 1)[real])
+            return own_loss(own, logits, batch.writes.flatten()[real])
         return next_token_loss(model, hidden, batch.writes, smoothing)
 
     def validate(
@@ -315,9 +326,11 @@ class MaskedObjective:
             device=settings.device,
         )
 
-    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float) -> Tensor:
-        """Return the summed cross-entropy of the masked tokens."""
+    def loss(self, model: TextModel, batch: TokenBatch, smoothing: float, own: str) -> Tensor:
+        """Return the summed cross-entropy of the masked tokens, or a loss of the user's own."""
         logits = masked_logits(model, batch)
+        if own != "auto":
+            return own_loss(own, logits, batch.writes)
         return F.cross_entropy(logits, batch.writes, reduction="sum", label_smoothing=smoothing)
 
     def validate(

@@ -41,7 +41,7 @@ from regard.tasks.parts import (
     usual_settings,
 )
 from regard.tasks.runner import Runner
-from regard.training.loss import sequence_loss
+from regard.training.loss import loss_names, own_sequence_loss, sequence_loss
 
 if TYPE_CHECKING:
     from regard.tasks.text.writer import TextWriter, WriteSettings
@@ -85,6 +85,7 @@ class PairTrainSettings(PairFormat, TrainSettings):
     bpe_dropout: float = setting(0.0, "BPE dropout", min=0, max=1)
     batch_tokens: int = setting(2048, "tokens per batch", min=1, group="optimiser")
     max_length: int = setting(256, "maximum tokens of a side", min=1, max=100_000)
+    loss: str = setting("auto", "loss: auto, or one of your own", choices=loss_names)
     label_smoothing: float = setting(0.1, "label smoothing", min=0, max=0.9)
     r_drop: float = setting(0.0, "weight of the R-Drop term", min=0, max=100)
     valid_sentences: int = setting(
@@ -407,6 +408,11 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
         batches, loss = material.batches(data, writer, settings), self.losses.get(runner.family)
         loss, decoded = loss or sequence_loss, material.decoded(data, settings)
 
+        def learn(batch: PairBatch) -> Tensor:
+            if settings.loss != "auto":
+                return own_sequence_loss(writer.writer, batch, settings.loss)
+            return loss(writer.writer, batch, settings.label_smoothing, settings.r_drop)
+
         def validate(share: float) -> dict[str, float]:
             """Loss, and the scores of what is written greedily."""
             total = tokens = 0.0
@@ -421,9 +427,7 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
         return Lesson(
             batches=batches,
             count=lambda batch: (batch.tokens, batch.read),
-            loss=lambda batch: loss(
-                writer.writer, batch, settings.label_smoothing, settings.r_drop
-            ),
+            loss=learn,
             validate=validate,
             title=self.sources.title(data, settings),
             facts=material.facts(batches),

@@ -23,7 +23,7 @@ from regard.tasks.frame.settings import RunSettings
 from regard.tasks.parts import Predictor, V
 from regard.tasks.text.sequence import ENCODER_DECODER, SENTENCES, PairCodec, Sources, Stack
 from regard.viewer.picture import Picture
-from regard.viewer.settings import LookSettings
+from regard.viewer.settings import HypothesisSettings, LookSettings
 
 _LONGEST_WHOLE = 4000  # tokens of a text that is scored or looked at, which is never cut
 _MOST_REASONS = 8  # steps of a text at which it is searched how it would have gone on otherwise
@@ -64,7 +64,7 @@ class PairRunSettings(RunSettings, WriteSettings):
 
 
 @dataclass(frozen=True)
-class PairLookSettings(LookSettings, WriteSettings):
+class PairLookSettings(HypothesisSettings, LookSettings, WriteSettings):
     """What look can be told."""
 
     units: str = setting("words", "what is shown", choices=_UNITS)
@@ -293,19 +293,21 @@ class TextWriter(Predictor[Generated, PairRunSettings, PairLookSettings, str]):
         """Where a model looked while it wrote a text, and why it wrote that."""
         source = self._source(given, settings)
         hypotheses = self._searched(source, settings)
-        best = hypotheses[0]
+        best = settings.wanted(hypotheses)
         self.aligner.settle([(source, best.ids or [self.tokenizer.eos])])
         picture, probabilities = self._picture(source, best.ids, settings.candidates, given)
         steps = list(picture.steps)
         for place, reason in self._reasons(source, best, probabilities, settings).items():
             steps[place] = replace(steps[place], note=reason)
-        texts = [_in_script(self.tokenizer.decode(h.ids), settings) for h in hypotheses]
+        texts = {id(h): _in_script(self.tokenizer.decode(h.ids), settings) for h in hypotheses}
+        number, count = settings.hypothesis, len(hypotheses)
+        which = "" if number is None else f"hypothesis {number} of {count}, "
         return replace(
             picture,
             steps=steps,
-            output=texts[0],
-            alternatives=[(t, h.score) for t, h in zip(texts[1:], hypotheses[1:], strict=True)],
-            note=f"beam {settings.beam}, {settings.length_penalty} length penalty",
+            output=texts[id(best)],
+            alternatives=[(texts[id(h)], h.score) for h in hypotheses if h is not best],
+            note=f"{which}beam {settings.beam}, {settings.length_penalty} length penalty",
             opens=self.aligner.head,
             units=None if _UNITS[settings.units] else self._in_words,
         )

@@ -39,7 +39,7 @@ from regard.tasks.parts import (
 from regard.tasks.runner import Runner
 from regard.tasks.vision.noise import (
     DENOISER,
-    LOSSES,
+    PIXEL_LOSSES,
     Denoised,
     EvalDenoise,
     LookDenoise,
@@ -127,7 +127,7 @@ class DenoiseObjective(Objective[TrainDenoise, Photos, NoCodec]):
 
     def lesson(self, runner: Runner[Any], data: Photos, settings: TrainDenoise) -> Lesson:
         """Batches of crops with noise, and the error of their pixels."""
-        model, error = runner.model, LOSSES[settings.loss]
+        model, error = runner.model, PIXEL_LOSSES[settings.loss]
         tokens = (settings.model.image // settings.model.patch) ** 2
         low, high = settings.noise
 

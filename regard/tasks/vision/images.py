@@ -35,7 +35,7 @@ from regard.tasks.vision.photos import (
     use_share,
 )
 from regard.tasks.vision.probe import PROBES, probed
-from regard.training.label_loss import soft_loss
+from regard.training.label_loss import target_loss
 from regard.viewer.settings import ImageLookSettings
 
 
@@ -132,7 +132,8 @@ class ImageLabels(LabelObjective[TrainImages, ImageData]):
             one, other = two_heads(runner.model, batch.inputs)
             share = settings.distil_weight
             taught = DISTILS[settings.distil](other, batch.theirs, settings.temperature)
-            return (1 - share) * soft_loss(one, batch.targets, weights) + share * taught
+            own = target_loss(settings.loss, one, batch.targets, weights)
+            return (1 - share) * own + share * taught
 
         codec, train = runner.codec, data["train"]
         batches = IMAGE.batches(train, codec.format, settings, len(codec.labels))

@@ -42,7 +42,7 @@ class TrainDenoise(TrainSettings):
         min=0,
         max=255,
     )
-    loss: str = setting("l1", "loss per pixel", choices=lambda: LOSSES)
+    loss: str = setting("l1", "loss per pixel", choices=lambda: PIXEL_LOSSES)
     batch: int = setting(16, "crops per batch", min=1, max=100_000, group="optimiser")
     broken: str = setting("refuse", "files that cannot be read", choices=BROKEN, group="data")
     model: DenoiserConfig = field(default_factory=DenoiserConfig)  # type: ignore[valid-type]
@@ -96,7 +96,7 @@ class LookDenoise(NoisySettings):
 
 
 # what is summed over all pixels
-LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"l1": torch.abs, "l2": torch.square}
+PIXEL_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"l1": torch.abs, "l2": torch.square}
 
 
 @dataclass(frozen=True, eq=False)
