@@ -1,13 +1,13 @@
 """How fast filters are: Regard's against scikit-image's and OpenCV's, and what memory they take.
 
-    python bench/filters.py [--rounds 7] [--quick]
+    python bench/filters.py [--rounds 7] [--quick] [--by cpu]
 
 The bilateral filter (sigma_s 3, window 19) and non-local means (patch 7, window 21, scikit-image's
 fast mode) on a picture of 512 x 512 with noise, grey and colour, float32, 2 threads; OpenCV's
 non-local means takes bytes. Everybody takes a turn in each round and times are medians over the
 rounds; a ratio above 1 means that Regard is faster, and without grey or colour it is the smaller of
-the two. `memory` is the peak of a process of its own that does non-local means with the whole
-256 x 256 image in view, PyTorch itself included.
+the two. By processor time (`--by cpu`) its name ends in _cpu. `memory` is the peak of a process of
+its own that does non-local means with the whole 256 x 256 image in view, PyTorch itself included.
 """
 
 import argparse
@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from apart import in_turn, machine, takes  # noqa: E402
+from apart import CLOCKS, in_turn, machine, takes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from regard.filters import bilateral, nonlocal_means  # noqa: E402
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--by", choices=CLOCKS, default="wall", help="the seconds that count")
     parser.add_argument("--full", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -101,8 +102,8 @@ def main() -> None:
     ratios: dict[str, float] = {}
     for kind, channels in (("grey", 1), ("colour", 3)):
         for name, tools in acts(512, channels).items():
-            found = in_turn({tool: takes(act) for tool, act in tools.items()}, rounds)
-            told = "  ".join(f"{tool} {1e3 * took:.0f} ms" for tool, took in found.items())
+            found = in_turn({tool: takes(act, given.by) for tool, act in tools.items()}, rounds)
+            told = "  ".join(f"{tool} {1e3 * took:.1f} ms" for tool, took in found.items())
             print(f"{name:9} {kind:6}  {told}", flush=True)
             for tool in ("skimage", "opencv"):
                 ratio, both = found[tool] / found["regard"], f"{name}_vs_{tool}"
@@ -111,7 +112,7 @@ def main() -> None:
     words = [sys.executable, __file__, "--full", "256", "--threads", str(given.threads)]
     subprocess.run(words, check=True)
     for name in sorted(ratios):
-        print(f"ratio {name} {ratios[name]:.3f}")
+        print(f"ratio {name}{'_cpu' if given.by == 'cpu' else ''} {ratios[name]:.3f}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 import ctypes
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard import native
-from regard.filters.pixels import pad
+from regard.filters.pixels import largest, mirrored
 from regard.native.torch_private import traced
 
 _MOST_CHANNELS = 4
@@ -28,7 +29,7 @@ def _can(*images: Tensor) -> bool:
         and x.is_cpu
         and x.shape[1] <= _MOST_CHANNELS
         and not (torch.is_grad_enabled() and x.requires_grad)
-        and bool(x.abs().max() < 1e6)  # and is finite
+        and largest(x) < 1e6  # and is finite
         for x in images
     )
 
@@ -63,10 +64,11 @@ def try_nonlocal_means(
         return None
     out = torch.empty_like(image, memory_format=torch.contiguous_format)
     for x, y in zip(image, out, strict=True):
-        padded = pad(x.unsqueeze(0), patch // 2).flatten()
-        padded = torch.cat([padded, padded.new_zeros(32)])  # it is read a vector at a time
+        down, right = (mirrored(n, patch // 2, x.device).numpy() for n in x.shape[1:])
+        padded = x.detach().numpy().take(down, 1).take(right, 2)
+        padded = np.append(padded, np.zeros(32, padded.dtype))  # it is read a vector at a time
         sizes = len(x), len(x), *x.shape[1:], radius, patch, torch.get_num_threads()
-        job = _Filter(0, padded.data_ptr(), y.data_ptr(), *sizes, content, 0.0, noise)
+        job = _Filter(0, padded.ctypes.data, y.data_ptr(), *sizes, content, 0.0, noise)
         if not made.regard_nonlocal_means(ctypes.byref(job)):
             return None
     return out

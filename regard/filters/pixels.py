@@ -39,12 +39,19 @@ def check_positive(**values: float) -> None:
             raise UsageError(f"{name}={value} is too small; it must be more than 0")
 
 
+def largest(image: Tensor) -> float:
+    """Largest absolute value, by one thread: PyTorch's would go on spinning beside a kernel's."""
+    x = image.detach()
+    numbers = x.numpy() if type(x) is Tensor and x.is_cpu else x
+    return max(abs(float(numbers.min())), abs(float(numbers.max()))) if x.numel() else 0.0
+
+
 def check_range(image: Tensor, **values: float) -> None:
     """Refuse a difference of values that is meant for another range than the image has.
 
     Values are from 0 to 1 or from 0 to 255; what is a difference in one is none in the other.
     """
-    reach = float(image.detach().abs().max()) if image.numel() else 0.0
+    reach = largest(image)
     bytes_ = reach > 16  # noise may go beyond 1, but not so far
     for name, value in values.items():
         if math.isinf(value) or not math.isfinite(reach):

@@ -8,6 +8,7 @@
 #include "vector.h"
 
 enum { MOST_CHANNELS = 4, BAND = 32 };
+static const double LOG2_E = 1.4426950408889634;
 
 typedef struct {
   const float *image, *guide; /* the guide of a bilateral filter may be another image; of non-local means
@@ -17,19 +18,17 @@ typedef struct {
   double content, position, noise; /* factors in the exponent; what is added to it, at most up to 0 */
 } Filter;
 
-/* e^x for x up to 0; as little as e^-70 and less is e^-70 */
-INLINE vec exp_down(vec x) {
-  x = pick(x < -70.0f, all(-70.0f), x);
-  vec n = x * 1.44269504f + 12582912.0f;
-  bits power = (bits)n - (bits)all(12582912.0f);
-  n -= 12582912.0f;
-  vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-  vec y = r * 1.3981999507e-3f + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  return (vec)((bits)y + (power << 23));
+/* 2^x for x up to 0, right to 3 millionths of itself; 2^-100 and less is 2^-100. Of an average
+ * whose weights sum to 1 or more neither is seen. */
+INLINE vec exp2_down(vec x) {
+  x = larger(x, all(-100.0f));
+  vec sized = x + 12582912.0f; /* rounded by its own size: its last bits are the power */
+  vec r = x - (sized - 12582912.0f);
+  vec y = r * 9.5701018776e-03f + 5.5917861782e-02f;
+  y = y * r + 2.4024744841e-01f;
+  y = y * r + 6.9312181456e-01f;
+  y = y * r + 9.9999926144e-01f;
+  return (vec)((bits)y + ((bits)sized << 23));
 }
 
 static const int NUMBERS[2 * LANES] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -42,6 +41,8 @@ enum { SIDE = 2, BLOCK = SIDE * LANES };
 INLINE void bilateral_block(const Filter *f, const int channels, const int guides, const float *image,
                             const float *guide, long step, long plane, long y, long x, float *out, long room) {
   vec own[MOST_CHANNELS][SIDE], sums[MOST_CHANNELS][SIDE], weights[SIDE];
+  /* what is beside the image is 10^15 away, which must count even if no difference inside it does */
+  const float content = (float)fmin(f->content * LOG2_E, -1e-20);
   const long r = f->radius, top = y < r ? -y : -r, end = y + r >= f->high ? f->high - 1 - y : r;
   for (int j = 0; j < SIDE; j++) {
     weights[j] = (vec){0};
@@ -50,7 +51,7 @@ INLINE void bilateral_block(const Filter *f, const int channels, const int guide
   }
   for (long down = top; down <= end; down++)
     for (long right = -r; right <= r; right++) {
-      const float near = (float)((down * down + right * right) * f->position);
+      const float near = (float)((down * down + right * right) * f->position * LOG2_E);
       const long at = (y + down) * step + x + right;
       for (int j = 0; j < SIDE; j++) {
         vec score = {0};
@@ -58,9 +59,7 @@ INLINE void bilateral_block(const Filter *f, const int channels, const int guide
           vec apart = own[c][j] - load(guide + c * plane + at + j * LANES);
           score += apart * apart;
         }
-        vec weight = exp_down(score * (float)f->content + near);
-        /* what is beside the image is infinitely far: its weight is nothing */
-        weight = pick(score > 1e29f, (vec){0}, weight);
+        vec weight = exp2_down(score * content + near);
         weights[j] += weight;
         for (int c = 0; c < channels; c++) sums[c][j] += weight * load(image + c * plane + at + j * LANES);
       }
@@ -132,6 +131,7 @@ INLINE void differences(const int channels, const float *here, const float *ther
 
 INLINE void nlm_offset(const Filter *f, const int channels, const int side, long top, long rows, long down, long right,
                        float *ring, float *values, float *weights) {
+  const float content = (float)(f->content * LOG2_E), noise = (float)(f->noise * LOG2_E);
   long margin = side - 1, step = f->wide + margin, plane = (f->high + margin) * step, room = step + 2 * LANES;
   long first = top + down < 0 ? -down : top, last = top + rows; /* rows whose neighbours there are */
   if (last + down > f->high) last = f->high - down;
@@ -152,8 +152,7 @@ INLINE void nlm_offset(const Filter *f, const int channels, const int side, long
     for (long x = 0; x < wide; x += LANES) {
       vec sum = load(sums + x);
       for (int k = 1; k < side; k++) sum += load(sums + x + k);
-      vec score = sum * (float)f->content + (float)f->noise;
-      vec weight = exp_down(pick(score > 0, (vec){0}, score));
+      vec weight = exp2_down(smaller(sum * content + noise, (vec){0}));
       if (wide - x < LANES) {
         whole inside;
         memcpy(&inside, NUMBERS, sizeof(inside));

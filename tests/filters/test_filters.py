@@ -719,6 +719,8 @@ def test_kernels_filter_as_pytorch_does(shape: tuple[int, ...], monkeypatch):
             bilateral(x, sigma_s=2.0, sigma_r=0.1),
             bilateral(x, sigma_s=1.0, sigma_r="inf", window=5),
             bilateral(x, sigma_s=5.0, sigma_r=0.02, window=21),
+            bilateral(1000 + x, sigma_s=2.0, sigma_r=500.0, window=7) / 1000,
+            bilateral(x, sigma_s=0.05, sigma_r=1e-4, window=5),
             filter_by_guide(x, guide, 2.0, 0.1, 9),
             nonlocal_means(x, h=0.1),
             nonlocal_means(x, h=0.3, patch=3, window=9),
@@ -767,6 +769,10 @@ def test_kernels_leave_gradients_double_and_what_is_not_finite_to_pytorch():
         y = bilateral(x.clone().requires_grad_())
         assert y.requires_grad
         assert nonlocal_means(x.clone().requires_grad_(), window=5).requires_grad
+    with torch.no_grad():  # nobody asks for them here
+        learnt = x.clone().requires_grad_()
+        assert bilateral(learnt).equal(bilateral(x))
+        assert nonlocal_means(learnt, window=5).equal(nonlocal_means(x, window=5))
     assert bilateral(x.double()).dtype == torch.float64
     broken = x.clone()
     broken[0, 0, 0] = torch.nan
