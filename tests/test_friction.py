@@ -120,7 +120,7 @@ def test_recipes_are_a_table_that_fits(capsys, monkeypatch):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert sum(line.startswith(name) for name in ("sst2", "fashion") for line in lines) == 2
+    assert sum(line.startswith(f"{name} ") for name in ("sst2", "fashion") for line in lines) == 2
     assert any("Gives: " in line for line in lines) and any("Takes: " in line for line in lines)
     assert main(["--json", "recipes"]) == 0
     assert "Command:" in json.loads(capsys.readouterr().out)["sst2"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.errors import UsageError
 from regard.files import read_json, read_text
+from regard.recipes import RECIPES
 from regard.settings import written
 from regard.tasks import TASKS
 from regard.tasks import task as task_class
@@ -18,12 +19,14 @@ _PLACES = {"out", "batches"}  # of the run itself, which another has anew
 
 
 def is_given(name: str) -> bool:
-    """Tell whether a word is a file of settings or the folder of a run."""
+    """True if a word is a file of settings or the folder of a run; names of tasks go first."""
+    if name in TASKS or name in RECIPES:
+        return False
     return name.endswith(".toml") or (Path(name) / "recipe.json").is_file()
 
 
 def unfold(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a task or recipe with all settings, where a file or a run may stand for both.
+    """A task or recipe with all settings, where a file or a run may stand for both.
 
     What is given beside it goes before what it says.
     """

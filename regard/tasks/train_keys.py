@@ -103,7 +103,7 @@ SeriesOwn = TypedDict("SeriesOwn", {
 }, total=False)
 class SeriesKeys(Given, Common, SeriesOwn): ...
 
-Pretrain = Literal["pretrain", "cifar10_pretrain"]
+Pretrain = Literal["pretrain", "cifar10_pretrain", "fashion_painter"]
 PretrainOwn = TypedDict("PretrainOwn", {
 "augment": Any, "background": Any, "batch": Any, "beta": Any, "broken": Any, "channels": Any,
 "columns": Any, "decoder_depth": Any, "decoder_heads": Any, "decoder_width": Any, "depths": Any,
