@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         load as load,
         look as look,
         train as train,
+        verify as verify,
     )
     from regard.attention.attend import attend as attend
     from regard.attention.intervene import change as change, cut as cut, record as record

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from regard.tasks.prepare import Report
     from regard.tasks.runner import Runner
     from regard.tasks.sound.transcribing import Transcript
+    from regard.tasks.verify import Verified
     from regard.tasks.vision.captioning import Caption
     from regard.tasks.vision.noise import Denoised
     from regard.training.callbacks import Callback
@@ -653,6 +654,25 @@ def doctor(
         if (place / "config.json").is_file() or (not place.exists() and is_starter(data)):
             return ExaminedModel.of(str(data), load(data))
     return examine(str(resolve_data(on_disk(data))), own, quiet)
+
+
+@using
+def verify(run: Place, /, **settings: Any) -> "Verified":
+    """Prove on a copy of a run that it has the same bits whether it is stopped and resumed or not.
+
+    verify("runs/mine", steps=20).exit_code == 0
+
+    The copy goes on from a checkpoint of the run, or begins anew where none has so many steps left,
+    with the data of the run, which must be as they were.
+    """
+    from regard.tasks.verify import VerifySettings
+    from regard.tasks.verify import verify as verify_run
+
+    asked, folder = fill(VerifySettings, settings), Path(run)
+    if not (folder / "recipe.json").is_file():
+        raise UsageError(f"{run}: no run of regard train, which has a recipe.json")
+    task, values, followed = plan(str(run), {"out": str(run)})
+    return verify_run(folder, task_class(task), values, followed, asked)
 
 
 def import_model(folder: Place, /, *, out: Place | None = None, **settings: Any) -> Saved:

@@ -208,6 +208,15 @@ TABLE = (
         settings="regard.examine.doctor:DoctorSettings",
     ),
     Verb(
+        "verify",
+        "regard.api:verify",
+        ("RUN",),
+        "[steps=...]",
+        "prove that a run, stopped and resumed, has the same bits as without a stop",
+        ("regard verify runs/mine", "regard verify runs/mine steps=100 --json"),
+        settings="regard.tasks.verify:VerifySettings",
+    ),
+    Verb(
         "cost",
         "regard.api:cost",
         ("MODEL",),

@@ -177,6 +177,15 @@ def test_it_resumes_to_the_bit(case, run, home, monkeypatch):
     assert main([*words, f"out={out}", "lr=0.5"]) == 2  # another training
 
 
+def test_its_resuming_is_verified_on_a_copy(case, run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert main(["verify", str(run), "steps=3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["first"], told["stop"], told["last"]) == (0, 1, 3)
+    assert told["differing"] == [] and told["compared"] > 10 and told["repeated"]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
 def test_it_is_killed_and_goes_on(case, run, home):
     name, _, _, words = case
     out = home / name / "killed"
