@@ -694,11 +694,18 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
 
     `format` is huggingface (with dtype, and max_shard in MB), ctranslate2 (with quantization) or
     onnx (with task="embed" for vectors), whose files are compared with the model before they are
-    kept.
+    kept; or regard, with quantise="int8" for a model that writes texts: its card tells what that
+    costs on `data`.
     """
     from regard.pretrained.import_export import ExportSettings, export_model
 
+    if "data" in settings:
+        settings["data"] = resolve_data(materialise_data(settings)["data"])
     asked = ExportSettings.of(settings | not_none(out=out))
+    if asked.format == "regard":
+        from regard.tasks.frame.quantised import export_quantised
+
+        return Saved(str(export_quantised(load(model), asked.out, asked.quantise, asked.data)))
     if asked.format == "onnx" and asked.out is not None:
         from regard.onnx import export_onnx
 

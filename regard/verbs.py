@@ -251,6 +251,7 @@ TABLE = (
             "regard export runs/mine out=exported",
             "regard export en-zh format=ctranslate2 quantization=int8 out=exported",
             "regard export en-zh format=onnx out=exported",
+            "regard export en-zh quantise=int8 data=test.tsv out=small",
         ),
         settings="regard.pretrained.import_export:ExportSettings",
         names="regard.api:starters",

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import native
 from regard.attention.watch import watcher
 from regard.data.batches import pad
 from regard.data.sentences import join_sentences, split_sentences
@@ -20,12 +21,10 @@ from regard.decode.rules import GenerationConfig, RuleInputs
 from regard.decode.search import Hypothesis, enough_texts, hypothesis
 from regard.decode.trace import is_tracing
 from regard.decode.writer import Writer
-from regard.errors import UsageError, lookup
+from regard.errors import UsageError
 
 Ids = Sequence[int]
 _MOST_HYPOTHESES = 64  # of a sentence, for an engine
-# name -> data type of the products
-QUANTISED = {"none": torch.float32, "int8": torch.int8}
 
 
 @dataclass
@@ -135,9 +134,8 @@ class SentenceDecoder:
             tokens: maximum number of tokens in a batch
             rows: maximum number of sentences in a batch
         """
-        dtype = lookup("quantise", getattr(options, "quantise", "none"), QUANTISED)
-        hypotheses = self._by_engine(sentences, options, dtype)
-        if hypotheses is None and dtype != torch.float32 and any(s.ids for s in sentences):
+        hypotheses = self._by_engine(sentences, options)
+        if hypotheses is None and self._whole_int8 and any(s.ids for s in sentences):
             raise UsageError(
                 "quantise=int8 is done by the engine in C, which does not know this model, these "
                 "options or this machine (see regard doctor); leave it out"
@@ -157,13 +155,16 @@ class SentenceDecoder:
         for sentence, some in zip(sentences, hypotheses, strict=True):
             sentence.hypotheses = some
 
-    def _by_engine(
-        self, sentences: list[SourceSentence], options: Decoding, dtype: torch.dtype
-    ) -> list[list[Hypothesis]] | None:
-        """All hypotheses by the engine of the writer, if it has one that knows the options.
+    @property
+    def _whole_int8(self) -> bool:
+        """True if all products are asked for in int8, which is for an engine to do."""
+        active = native.scope(self.writer)
+        return active is not None and active.dtype == torch.int8 and hasattr(self.writer, "engine")
 
-        Its products are in `dtype`, float32 or int8.
-        """
+    def _by_engine(
+        self, sentences: list[SourceSentence], options: Decoding
+    ) -> list[list[Hypothesis]] | None:
+        """All hypotheses by the engine of the writer, if it has one that knows the options."""
         options.check()
         make = getattr(self.writer, "engine", None)
         constraints = self.rules.constraints
@@ -179,7 +180,7 @@ class SentenceDecoder:
             or self.rules.changes(RuleInputs(self.rules.all_ends, [], [], []))
         ):
             return None
-        self.engine = engine = make(self.never, self.engine, dtype)
+        self.engine = engine = make(self.never, self.engine)
         if engine is None:
             return None
         self._tell_limit(options)
@@ -257,7 +258,8 @@ class SentenceDecoder:
         self, pairs: Sequence[tuple[list[int], list[int]]], options: Decoding, **batches: int
     ) -> list[Hypothesis]:
         """Log-probabilities of given targets, in batches of up to `tokens` and `rows`."""
-
+        if self._whole_int8:
+            raise UsageError("given texts are scored in float32; leave quantise out")
         constraints = replace(self.rules.constraints, eos=self.target.eos)
 
         def judge(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:

@@ -80,6 +80,7 @@ class ExaminedModel:
     task: str
     parameters: int
     search: str  # why it is decoded by the search in Python; "" if it is decoded natively
+    quantise: str = "none"  # how its products are computed, unless told otherwise
     kernels: Status = field(default_factory=lambda: status())
     exit_code = 0
 
@@ -90,10 +91,12 @@ class ExaminedModel:
         with fast(model, frozen=True):
             told = getattr(model, "why_no_engine", None)
             why = told() if told else f"the engine does not know {type(model).__name__}"
-        return cls(name, loaded.name, sum(p.numel() for p in model.parameters()), why)
+        count, usual = sum(p.numel() for p in model.parameters()), loaded.predictor.defaults
+        return cls(name, loaded.name, count, why, usual.get("quantise", "none"))
 
     def __str__(self) -> str:
-        decoded = f"by PyTorch and kernels: {self.search}" if self.search else "natively"
+        native = "natively" if self.quantise == "none" else f"natively in {self.quantise}"
+        decoded = f"by PyTorch and kernels: {self.search}" if self.search else native
         lines = [f"{self.name}: {self.task}, {self.parameters:,} parameters", f"decoded {decoded}"]
         return "\n".join([*lines, str(self.kernels)])
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Container, Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 COUNTER = "num_batches_tracked"  # of a batch norm
+LARGEST = ".largest"  # after the name of a matrix in bytes: the largest number of each row
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -39,3 +41,23 @@ def copy_stored(stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> No
     """Copy stored tensors into those of a state."""
     for name in stored_names(state, stored):
         state[name].copy_(stored[name])
+
+
+def to_bytes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a matrix rounded to bytes as native/product.h does, and the largest of each row."""
+    largest = weight.abs().amax(1)
+    # divided, as 127 / x is the product with an inverse, which rounds otherwise
+    by = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0)
+    return (weight * by[:, None]).round().to(torch.int8), largest
+
+
+def from_bytes(rounded: Tensor, largest: Tensor) -> Tensor:
+    """Return a matrix that is rounded to the same bytes and has the same largest numbers."""
+    return (rounded.double() * largest.double()[:, None] / 127).float()
+
+
+def byte_names(model: nn.Module) -> set[str]:
+    """Return the names of matrices that are read by products alone, not as a table too."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    read = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - tables
+    return {name for name, weight in model.named_parameters() if id(weight) in read}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from regard.layers.fast.stack import step_logits
+from regard.layers.fast.stack import refuse_int8, step_logits
 
 
 class VocabularyLinear(nn.Linear):
@@ -16,6 +16,8 @@ class VocabularyLinear(nn.Linear):
         """
         known = type(self) is VocabularyLinear and VocabularyLinear.forward is nn.Linear.forward
         logits = step_logits(self, x, during) if known else None
+        if logits is None:
+            refuse_int8(self)
         return self(x) if logits is None else logits
 
 

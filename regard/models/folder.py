@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import UsageError
 from regard.files import MOST_JSON, errors_in, plain_file, read_json, refuse, write_atomically
 from regard.files.hashes import remedy, verify
-from regard.files.weights import COUNTER, state_of, stored_names
+from regard.files.weights import COUNTER, LARGEST, from_bytes, state_of, stored_names
 from regard.models import MODELS, PRETRAINERS, family, pretrainer
 from regard.models.protocols import ModelConfig
 from regard.own import missing, tell_changed
@@ -245,8 +245,19 @@ def _read_weights(
             verify(folder, name)
         with safe_open(path, framework="pt", device=device) as file:
             names = stored_names(state, set(file.keys()))
-            _compare(path, {name: list(state[name].shape) for name in names}, file)
-            return {name: _as_float(file.get_tensor(name), torch.float32) for name in names}
+            shapes = {name: list(state[name].shape) for name in names}
+            in_bytes = {name for name in names if _is_in_bytes(name, state[name], file)}
+            rows = {name + LARGEST: shapes[name][:1] for name in in_bytes}
+            _compare(path, shapes | rows, file)
+            read = {name: _as_float(file.get_tensor(name), torch.float32) for name in names}
+            largest = {name: file.get_tensor(name + LARGEST).float() for name in in_bytes}
+            return read | {name: from_bytes(read[name], largest[name]) for name in in_bytes}
+
+
+def _is_in_bytes(name: str, weight: Tensor, file: Any) -> bool:
+    """True if a file has a matrix in bytes, as an export with quantise=int8 has them."""
+    known = weight.ndim == 2 and weight.is_floating_point() and name in file.keys()  # noqa: SIM118
+    return known and file.get_slice(name).get_dtype() == "I8"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from regard.errors import UsageError, lookup
 from regard.files import cache_folder, write_atomically
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+QUANTISED = {"none": torch.float32, "int8": torch.int8}  # of products in writing
 TRIAL_SECONDS = 120  # seconds for the child process
 # settings of oneDNN that leave out what a CPU announces and the system forbids
 _REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}

@@ -13,6 +13,7 @@ from regard.files import making, read_json, write_atomically
 from regard.files.hashes import seal
 from regard.files.weights import state_of
 from regard.models.folder import load_folder, save_config, save_parts, save_weights
+from regard.native.processor import QUANTISED
 from regard.pretrained.folder import (
     EXPORT_DTYPES,
     export_weights,
@@ -32,6 +33,7 @@ _EXPORTS = {
     "ctranslate2": {"quantization"},
     "huggingface": {"dtype", "max_shard"},
     "onnx": {"task"},  # written by regard.onnx
+    "regard": {"quantise", "data"},  # by tasks.frame.quantised
 }
 
 # an encoder of images within what it was trained by, from a folder, a model and its config
@@ -60,6 +62,8 @@ class ExportSettings:
         "ctranslate2: type of the weights",
         choices="regard.pretrained.ctranslate2:QUANTIZATIONS",
     )
+    quantise: str = setting("none", "regard: type of the matrix products", choices=QUANTISED)
+    data: str | None = setting(None, "regard: data to measure on what quantise= costs")
     task: str | None = setting(
         None, "onnx: embed exports the vectors of any encoder", choices=("embed",)
     )
@@ -67,7 +71,8 @@ class ExportSettings:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "ExportSettings":
         """Settings that a user gave, or a refusal of what is not for the format."""
-        settings = fill(cls, given)
+        ours = {} if given.keys().isdisjoint(_EXPORTS["regard"]) else {"format": "regard"}
+        settings = fill(cls, ours | dict(given))
         if settings.out is None:
             raise UsageError("out is missing; add out=FOLDER for the exported model")
         for key in sorted(given.keys() - {"format", "out"} - _EXPORTS[settings.format]):

@@ -21,7 +21,7 @@ from regard.errors import UsageError, log
 from regard.metrics.evaluation import Evaluation, provenance, write_outputs
 from regard.modalities.base import FoundInputs, Modality, One
 from regard.native import fast
-from regard.native.processor import DTYPES
+from regard.native.processor import DTYPES, QUANTISED
 from regard.settings import fill
 from regard.tasks.frame.beams import beam_tree
 from regard.tasks.frame.question import Question
@@ -258,6 +258,13 @@ class Runner(Generic[A]):
             torch.set_num_threads(threads)
         try:
             dtype = DTYPES[getattr(settings, "dtype", "float32")]
+            if QUANTISED[getattr(settings, "quantise", "none")] == torch.int8:
+                dtype = torch.int8
+                if not hasattr(self.model, "why_no_engine"):
+                    raise UsageError(
+                        f"quantise=int8 is for transformers that write texts, not for "
+                        f"{type(self.model).__name__}; leave it out"
+                    )
             with fast(self.model, frozen=True, dtype=dtype, kept=self._packed):
                 yield
         finally:

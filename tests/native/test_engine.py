@@ -92,9 +92,9 @@ def by_search(model: Transformer, texts: list[list[int]], limits: list[int], **o
 
 
 def by_engine(model: Transformer, texts: list[list[int]], limits: list[int], **options: Any):
-    with native.fast(model, frozen=True):
+    with native.fast(model, frozen=True, dtype=options.get("dtype", torch.float32)):
         before = options.get("before")
-        engine = model.engine(NEVER, before, options.get("dtype", torch.float32))
+        engine = model.engine(NEVER, before)
         assert engine is not None
         beam, n_best = options.get("beam", 5), options.get("n_best", 1)
         named = options.get("length_penalty", "average"), options.get("alpha")
@@ -348,8 +348,8 @@ def test_int8_is_the_product_of_rounded_rows_and_rounded_weights(name: str):
 def test_numbers_that_are_not_finite_are_given_back(dtype, number: float):
     model = build(SMALL)
     model.decoder_norm.weight.data[0] = number
-    with native.fast(model, frozen=True):
-        engine = model.engine((), None, dtype)
+    with native.fast(model, frozen=True, dtype=dtype):
+        engine = model.engine(())
         options = {"stopping": "patience", "enough": 5, "bos": 1, "eos": EOS, "ends": ()}
         found = engine.translate([[4]], [3], beam=5, n_best=1, divisor=float, **options)
     assert found is None

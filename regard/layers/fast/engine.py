@@ -264,7 +264,6 @@ def engine_of(
     model: nn.Module,
     parts: Parts,
     never: Sequence[int],
-    dtype: torch.dtype,
     known: Any,
     before: "Engine | None",
 ) -> "Engine | None":
@@ -274,12 +273,12 @@ def engine_of(
         model: model that is decoded
         parts: its encoder, decoder, embeddings and head
         never: tokens that are never written
-        dtype: float32, or int8 for quantised products
         known: functions of the model's own class, as `known_functions` returned them
         before: engine of an earlier call, returned if it still holds
     """
     if _off(model, known):
         return None
+    dtype = cast(native.Scope, native.scope(model)).dtype
     if before is not None and before.holds(model, never, dtype):
         return before
     if _unknown(model, parts):

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from regard.data.parts import PARTS
+from regard.native.processor import QUANTISED
 from regard.settings import setting
 from regard.tasks.frame.tune import TUNES
 from regard.training.step import LoopSettings
@@ -66,6 +67,13 @@ class RunSettings:
         None, "column of a table that is read, by name or number", group="data"
     )
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
+
+
+@dataclass(frozen=True)
+class QuantiseSettings:
+    """Whether texts are written by products of integers."""
+
+    quantise: str = setting("none", "quantise matrix products", choices=QUANTISED, group="machine")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,12 @@ from regard.settings import setting
 from regard.tasks.frame.answers import Written
 from regard.tasks.frame.question import Question
 from regard.tasks.parts import OnText, Predictor, V
-from regard.tasks.text.language_modelling import LanguageCodec, LanguageRun, span_loss
+from regard.tasks.text.language_modelling import (
+    LanguageCodec,
+    LanguageRun,
+    QuantisedRun,
+    span_loss,
+)
 from regard.viewer.picture import Picture
 from regard.viewer.settings import LookSettings
 
@@ -54,7 +59,7 @@ class LanguageLook(LookSettings, LanguageRun):
 class Completer(Predictor[Written, LanguageRun, LanguageLook, Prompt]):
     """Continues texts token by token, and answers conversations."""
 
-    Settings = LanguageRun
+    Settings = QuantisedRun
     Look = LanguageLook
     from_nothing = True
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard import native
 from regard.data.conversation import OWN, TEMPLATES
 from regard.data.documents import Texts, TokenisedTexts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
@@ -26,7 +27,12 @@ from regard.models import family
 from regard.models.protocols import Model, TextModel
 from regard.pretrained.tokenizer_folder import load_tokenizer
 from regard.settings import setting
-from regard.tasks.frame.settings import EvalSettings, RunSettings, TrainSettings
+from regard.tasks.frame.settings import (
+    EvalSettings,
+    QuantiseSettings,
+    RunSettings,
+    TrainSettings,
+)
 from regard.training.loss import (
     linear_cross_entropy,
     loss_names,
@@ -37,6 +43,7 @@ from regard.training.loss import (
 
 GPTConfig, _ = family("gpt")
 _SMALL_VOCAB = 1000  # tokens of a vocabulary whose logits are quicker made all at once
+_AT_ONCE = 16  # tokens of a text that are read at once by quantised products
 _LARGEST_LOSS = 700.0  # whose exponential is a number
 
 
@@ -91,6 +98,11 @@ class LanguageRun(RunSettings, GenerateOptions):
 
 
 @dataclass(frozen=True)
+class QuantisedRun(QuantiseSettings, LanguageRun):
+    """What a run can be told that is not looked at."""
+
+
+@dataclass(frozen=True)
 class LanguageEvalSettings(TextFormat, RunSettings, EvalSettings):
     """What an evaluation of a language model can be told."""
 
@@ -99,7 +111,7 @@ class LanguageEvalSettings(TextFormat, RunSettings, EvalSettings):
 
 
 @dataclass(frozen=True)
-class LanguageEval(LanguageEvalSettings):
+class LanguageEval(QuantiseSettings, LanguageEvalSettings):
     """What an evaluation of a causal language model can be told."""
 
     context: int | None = setting(None, "context length in tokens", min=2, max=10_000_000)
@@ -203,6 +215,16 @@ def next_token_loss(model: TextModel, hidden: Tensor, writes: Tensor, smoothing:
     )
 
 
+def _step_loss(model: Any, reads: Tensor, writes: Tensor) -> Tensor:
+    """Return the same, of ids that are read by the products of decoding, which may be in int8."""
+    total, state = torch.zeros(()), model.start(reads[:, :1], capacity=reads.shape[1])
+    for some, wanted in zip(reads.split(_AT_ONCE, 1), writes.split(_AT_ONCE, 1), strict=True):
+        logits, state = model.step(some, state)
+        wanted = wanted.flatten()
+        total += F.cross_entropy(logits.flatten(0, 1), wanted, ignore_index=-1, reduction="sum")
+    return total
+
+
 @torch.inference_mode()
 def span_loss(
     model: TextModel,
@@ -215,7 +237,7 @@ def span_loss(
 
     A batch holds at most so many tokens. `learnt` tells which of the ids count, if not all do.
     """
-    device = next(model.parameters()).device
+    device, active = next(model.parameters()).device, native.scope(model)
     order = np.argsort(spans[:, 0] - spans[:, 1], kind="stable")
     total, count = 0.0, 0
     while len(order):
@@ -232,7 +254,10 @@ def span_loss(
             for x in (taken[:, :-1], np.where(real, taken, -1)[:, 1:])
         )
         # what stands after the end of a span is read, but nothing sees it
-        total += float(next_token_loss(model, model.hidden(reads), writes, 0.0))
+        if active is not None and active.dtype == torch.int8 and reads.numel():
+            total += float(_step_loss(model, reads, writes))
+        else:
+            total += float(next_token_loss(model, model.hidden(reads), writes, 0.0))
         count += int(real[:, 1:].sum())
     return total, count
 

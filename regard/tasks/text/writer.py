@@ -13,13 +13,13 @@ from regard.data.pairs import Pair
 from regard.decode.alignment import Aligner, Alignment
 from regard.decode.options import Decoding
 from regard.decode.search import Hypothesis
-from regard.decode.sentences import QUANTISED, SentenceDecoder, SourceSentence
+from regard.decode.sentences import SentenceDecoder, SourceSentence
 from regard.decode.trace import untraced
 from regard.errors import UsageError
 from regard.settings import setting
 from regard.tasks.frame.answers import Generated
 from regard.tasks.frame.question import Question, source_keys
-from regard.tasks.frame.settings import RunSettings
+from regard.tasks.frame.settings import QuantiseSettings, RunSettings
 from regard.tasks.parts import Predictor, V
 from regard.tasks.text.sequence import ENCODER_DECODER, SENTENCES, PairCodec, Sources, Stack
 from regard.viewer.picture import Picture
@@ -49,7 +49,7 @@ class WriteSettings(Decoding):
 
 
 @dataclass(frozen=True)
-class PairRunSettings(RunSettings, WriteSettings):
+class PairRunSettings(QuantiseSettings, RunSettings, WriteSettings):
     """What a run can be told."""
 
     scores: bool = setting(False, "print the score of each hypothesis")
@@ -58,7 +58,6 @@ class PairRunSettings(RunSettings, WriteSettings):
     shift: bool = setting(False, "align by the attention of the next step, which reads the token")
     forced: bool = setting(False, "score given pairs: source, TAB, target on each line")
     split: bool = setting(True, "translate sentence by sentence")
-    quantise: str = setting("none", "quantise matrix products", choices=QUANTISED, group="machine")
     batch_tokens: int = setting(4096, "tokens per batch", min=1, group="machine")
     batch_rows: int = setting(128, "sentences per batch", min=1, group="machine")
 
