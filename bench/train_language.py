@@ -146,7 +146,7 @@ def regard() -> Step:
     from regard.training.optim import build_optimiser
     from regard.training.step import one_step
 
-    distributed.init()
+    HELD.enter_context(distributed.joined())
     start = time.perf_counter()
     native.library()
     COMPILING.append(time.perf_counter() - start)

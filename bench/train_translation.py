@@ -116,7 +116,8 @@ def work(rank: int, size: int, threads: int, port: int, kind: str, pipe: Connect
     reuse_memory()  # as the training loop does
     data = Data()
     trainer = KINDS[kind](data.tokenizer.vocab)
-    distributed.init()
+    group = distributed.joined()
+    group.__enter__()  # for as long as the process lives
     if size > 1 and isinstance(trainer, Marian):
         trainer.model = torch.nn.parallel.DistributedDataParallel(trainer.model)
     pipe.send(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))

@@ -1,5 +1,6 @@
 """A training in its folder, from the settings to the finished model: the same for every task."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from regard.settings import written
 from regard.tasks.frame.film import Film
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.recipe import (
+    begun_in,
     check_resume,
     hash_frozen,
     is_learnt,
@@ -45,6 +47,7 @@ from regard.tasks.runner import Runner
 from regard.training import distributed
 from regard.training.callbacks import Callback, check_callbacks
 from regard.training.fit import Fit
+from regard.training.launch import adopt_slurm, launch
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
 from regard.training.run_folder import exit_code, locked
 from regard.training.step import Trainable, measure
@@ -227,7 +230,7 @@ def prepare(
     if recipe is None:
         settings, choice = objective.suit(settings, values, data)
     begun = check_resume(folder, settings, data.sha, data.split)
-    settings = share_batches(settings, begun)
+    settings = share_batches(settings, begun, distributed.world_size())
     broken = set_aside(folder, quiet) if begun and distributed.is_main() else {}
     distributed.barrier()
     codec = objective.codec(data, settings, CodecBuilder(folder, begun, origin), origin)
@@ -351,19 +354,24 @@ def train(
     """
     started = time.perf_counter()
     _, settings, _, folder = settled = settle(task, values)
-    check_callbacks(callbacks, settings.processes)
+    check_callbacks(callbacks, settings.processes, settings.restarts)
+    adopt_slurm()
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.processes > 1 and distributed.world_size() == 1:
+    launches = (settings.processes > 1 or settings.restarts) and "WORLD_SIZE" not in os.environ
+    size = settings.processes if launches else distributed.world_size()
+    share_batches(settings, begun_in(folder), size)
+    if launches:
         words = [f"{key}={written(value)}" for key, value in values.items() if value is not None]
         command = ["train", recipe or task.name, *words, *own.words()]
-        return Report(**distributed.launch(settings.processes, command))
-    distributed.init()
+        return Report(**launch(settings.processes, command, settings.restarts))
     quiet = quiet or not distributed.is_main()
-    with locked(folder) if distributed.is_main() else nullcontext():
+    with (
+        distributed.joined(settings.device, settings.timeout),
+        locked(folder) if distributed.is_main() else nullcontext(),
+    ):
         run = prepare(task, values, settled, recipe=recipe, quiet=quiet)
         report = fit(run, values, quiet=quiet, recipe=recipe, started=started, callbacks=callbacks)
-        distributed.destroy()
     if report.finished:
         said = beside_baselines(report.scores, report.baselines)
         warnings = [said] if said.startswith(WARNING) else []
@@ -479,6 +487,7 @@ def _begin(
     hashes = run.runner.predictor.codec.hashes()
     more = {
         "recipe": recipe,
+        "world_size": distributed.world_size(),
         **({"use": parts} if (parts := own_parts(run)) else {}),
         **planned([plan]),
         **({"tokenizers": hashes} if hashes else {}),

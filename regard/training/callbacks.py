@@ -233,7 +233,7 @@ def check_loggers(names: Sequence[str]) -> None:
             )
 
 
-def check_callbacks(callbacks: Sequence[Callback], processes: int) -> None:
+def check_callbacks(callbacks: Sequence[Callback], processes: int, restarts: int) -> None:
     """Refuse what is no callback, and callbacks that other processes would have to call."""
     for one in callbacks:
         if not isinstance(one, Callback):
@@ -241,10 +241,11 @@ def check_callbacks(callbacks: Sequence[Callback], processes: int) -> None:
                 f"callbacks: {one!r:.60} is no callback; give an object of a subclass of "
                 "regard.Callback"
             )
-    if callbacks and processes > 1:
+    if callbacks and (processes > 1 or restarts):
+        key = f"processes={processes}" if processes > 1 else f"restarts={restarts}"
         raise UsageError(
-            f"callbacks cannot follow processes={processes}, which run elsewhere; "
-            "use log= or processes=1"
+            f"callbacks cannot follow {key}, which trains in other processes; "
+            "use log=, or processes=1 restarts=0"
         )
 
 

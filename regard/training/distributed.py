@@ -1,36 +1,38 @@
 """Data-parallel training over processes: the only place that knows of them.
 
 Each reads its own batches; gradients are all-reduced, and the loss is divided by the tokens of all.
-Started by `processes=N`, or by `torchrun --nproc-per-node N -m regard train ...` on one machine or
-many; with one process, every function does nothing. On a CPU two processes with a thread each train
-a small model faster than one with two threads: they synchronise once a step, not in every product.
+How they are started, `launch` knows; with one process, every function does nothing. On a CPU two
+processes with a thread each train a small model faster than one with two threads: they synchronise
+once a step, not in every product.
 """
 
-import json
 import math
 import mmap
 import os
 import platform
-import signal
+import select
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from regard import native
+from regard.training.launch import follow_parent
 
-_PEER_TIMEOUT = 1800  # seconds to wait for the other processes
+_ARRIVAL = 1800  # seconds in which all processes must have started
 _CACHE_LINE = 64  # bytes
-# exit codes of a process that has finished, or was asked to stop and has saved
-_STOPPED = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+# words of gloo's and NCCL's errors when another process is gone
+_CUT_OFF = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
 def rank() -> int:
@@ -43,99 +45,104 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+def _is_local() -> bool:
+    """True if all processes are on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
+
+
 def is_main() -> bool:
     """True if this is rank 0, which writes files and logs."""
     return rank() == 0
 
 
-def init() -> None:
-    """Join the process group, if there is one."""
-    if world_size() > 1 and not dist.is_initialized():
-        _follow_parent()
-        dist.init_process_group("gloo")
+@contextmanager
+def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
+    """Be one of the processes of a group inside the context, if there is a group.
 
-
-def launch(count: int, words: list[str]) -> dict[str, Any]:
-    """Run `regard WORDS` in several processes, pass signals on, and return the result of rank 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = max(1, torch.get_num_threads() // count)
-    # printed only if another process than rank 0 fails
-    errors = tempfile.TemporaryFile()  # noqa: SIM115
-    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "regard", *words, "--json"],
-            env={
-                "OMP_NUM_THREADS": str(threads),
-                **os.environ,
-                **group,
-                "RANK": str(number),
-                "REGARD_PARENT": str(os.getpid()),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
-            stderr=None if number == 0 else errors,
-            start_new_session=True,  # so that a signal reaches them once, through us
-        )
-        for number in range(count)
-    ]
-
-    def pass_on(number: int, frame: Any) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
-    output: list[bytes] = []
-    first: subprocess.Popen | None = None  # of those that failed
-    reader = threading.Thread(target=lambda: output.append(children[0].stdout.read()))  # type: ignore[union-attr]
-    reader.start()
-    try:
-        while any(child.poll() is None for child in children):
-            if ended := [child for child in children if child.poll() not in (None, *_STOPPED)]:
-                first = first or ended[0]
-                time.sleep(1)  # let the one that failed first print why
-                for child in children:
-                    child.kill()
-            time.sleep(0.05)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    reader.join()
-    if failed := [child.returncode for child in children if child.returncode not in _STOPPED]:
-        if children[0].returncode < 0:
-            errors.seek(0)
-            sys.stderr.buffer.write(errors.read())
-        if first is not None and first.returncode < 0:
-            name = signal.Signals(-first.returncode).name
-            print(f"regard: a process of this training was ended by {name}", file=sys.stderr)
-        raise SystemExit(failed[0] if failed[0] > 0 else 128 - failed[0])
-    if not output[0].strip():  # interrupted a second time, before there was a result
-        raise SystemExit(children[0].returncode)
-    return json.loads(output[0])
-
-
-def _follow_parent() -> None:
-    """Exit when the process that started this one is gone, however it ended."""
-    parent = os.environ.get("REGARD_PARENT")
-    if parent is None:
+    All leave together. Whoever finds that another is gone or silent says so and ends, since the
+    sums that it waits for will not come.
+    """
+    if world_size() == 1 or dist.is_initialized():
+        yield
         return
+    follow_parent()
+    left = threading.Event()
+    store = _meet(timeout)
+    own = store.clone()  # type: ignore[attr-defined] # a connection that no other thread waits for
+    threading.Thread(target=_watch, args=(own, timeout, left), daemon=True).start()
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    place = {"store": store, "rank": rank(), "world_size": world_size()}
+    try:
+        # rank 0 may validate for hours while others wait; who is gone is seen by heartbeats
+        dist.init_process_group(backend, timeout=timedelta(days=7), **place)
+        yield
+        dist.barrier()
+    except RuntimeError as error:  # of gloo or NCCL
+        if not any(word in str(error) for word in _CUT_OFF):
+            raise
+        _end(f"lost the connection to another process ({str(error).splitlines()[0][:200]})")
+    finally:
+        left.set()
+    _SHARED.clear()
+    dist.destroy_process_group()
 
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(0.5)
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _meet(timeout: float) -> PrefixStore:
+    """Wait until all processes have come, and return their store.
+
+    Its keys begin with the number of the attempt: a process that torchrun starts again must not
+    read the addresses of the dead.
+    """
+    wait = timedelta(seconds=_ARRIVAL)
+    meeting, *_ = next(iter(rendezvous("env://", timeout=wait)))
+    store = PrefixStore(f"regard-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting)
+    store.set(f"place-{rank()}", f"{os.getpid()} {socket.gethostname()}")
+    store.set(f"alive-{rank()}", "0")
+    for peer in range(world_size()):
+        try:
+            store.wait([f"place-{peer}", f"alive-{peer}"], wait)
+        except RuntimeError:
+            _end(f"rank {peer} has not come within {_ARRIVAL} s")
+        pid = int(store.get(f"place-{peer}").split()[0])
+        if _is_local() and peer != rank():
+            with suppress(OSError, AttributeError):  # an old kernel
+                _PEERS[os.pidfd_open(pid)] = peer
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
-def destroy() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
-        _SHARED.clear()
-        dist.destroy_process_group()
+def _watch(store: PrefixStore, timeout: float, left: threading.Event) -> None:
+    """Tell the others that this process lives, and end it if one of them does so no more."""
+    keys = [f"alive-{peer}" for peer in range(world_size())]
+    begun = time.monotonic()
+    seen, since, pulse = [b""] * len(keys), [begun] * len(keys), 0
+    while not left.wait(min(5.0, timeout / 6)):
+        pulse += 1
+        try:
+            store.set(keys[rank()], str(pulse))
+            now, answered = store.multi_get(keys), time.monotonic()
+        except RuntimeError as error:
+            if time.monotonic() - max(since) >= timeout:
+                _end(f"the store of this training, {_address()}, is silent ({error!s:.100})")
+            continue
+        for peer, value in enumerate(now):
+            if value != seen[peer]:
+                seen[peer], since[peer] = value, answered
+            elif answered - since[peer] > timeout:
+                host = store.get(f"place-{peer}").decode().split()[1]
+                _end(f"rank {peer} on {host} has been silent for {timeout:g} s")
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _end(why: str) -> NoReturn:
+    """Say why this process cannot go on, and end it: nothing that it holds would be right."""
+    print(f"regard: rank {rank()} ends: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def barrier() -> None:
@@ -173,13 +180,13 @@ class SharedSum:
         """Wait for all processes."""
         self.turn += 1
         self.seen[8 * rank()] = self.turn
-        started, tries = time.monotonic(), 0
+        tries = 0
         while (self.seen[::8] < self.turn).any():
             tries += 1
             if tries > 1000:  # it takes longer, so leave the processor to others
                 time.sleep(0.0002)
-                if time.monotonic() - started > _PEER_TIMEOUT:
-                    raise RuntimeError("another process of this training does not answer")
+                if tries % 64 == 0 and (gone := select.select(list(_PEERS), [], [], 0)[0]):
+                    _end(f"rank {_PEERS[gone[0]]} has ended")
 
     def reduce(self, max_norm: float = math.inf) -> tuple[Tensor, float]:
         """Sum of all rows, clipped to a norm, and its norm before.
@@ -226,14 +233,14 @@ def shared_memory(length: int) -> mmap.mmap | None:
     return memory if together.item() else None
 
 
+_PEERS: dict[int, int] = {}  # ranks by a handle that is readable when the process has ended
 _SHARED: dict[tuple[int, torch.dtype], SharedSum | None] = {}
 
 
 def _shared_sum(count: int, dtype: torch.dtype) -> SharedSum | None:
     """Shared sum for so many numbers, if all processes are on one machine."""
-    local = "REGARD_PARENT" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
     # x86-64 keeps the order of reads and writes of different processes
-    if not local or platform.machine() != "x86_64" or not hasattr(os, "memfd_create"):
+    if not _is_local() or platform.machine() != "x86_64" or not hasattr(os, "memfd_create"):
         return None
     if (count, dtype) not in _SHARED:
         memory = shared_memory(SharedSum.bytes_needed(count, dtype))
@@ -249,31 +256,38 @@ def all_reduce_grads(
     The sums are valid until the next call and must not be changed, since processes share them. On
     an accelerator the norm stays there, so that the host does not wait for it.
     """
+    if not tensors:
+        return tensors, 0.0
+    device = tensors[0].device
     if world_size() == 1:
-        if tensors and tensors[0].device.type != "cpu":
-            long = nn.utils.get_total_norm(tensors, foreach=True)
-            share = (max_norm / long).clamp(max=1.0)
-            for tensor in tensors:
-                tensor *= share
-            return tensors, long
-        if (norm := native.l2_norm(tensors)) is None:
-            norm = float(nn.utils.get_total_norm(tensors, foreach=True))
-        if norm > max_norm:
-            for tensor in tensors:
-                tensor *= max_norm / norm
-        return tensors, norm
+        norm = native.l2_norm(tensors) if device.type == "cpu" else None
+        if norm is None:
+            norm = nn.utils.get_total_norm(tensors, foreach=True)
+        return tensors, clip(tensors, norm, max_norm)
     sizes = [tensor.numel() for tensor in tensors]
-    shared = _shared_sum(sum(sizes), torch.float32)
-    flat = torch.empty(sum(sizes)) if shared is None else shared.rows[rank()]
-    torch.cat([tensor.detach().flatten().cpu() for tensor in tensors], out=flat)
+    shared = _shared_sum(sum(sizes), torch.float32) if device.type == "cpu" else None
+    flat = torch.empty(sum(sizes), device=device) if shared is None else shared.rows[rank()]
+    torch.cat([tensor.detach().flatten() for tensor in tensors], out=flat)
     if shared is None:
         dist.all_reduce(flat)
-        if (norm := float(flat.norm())) > max_norm:
-            flat *= max_norm / norm
+        norm = clip([flat], flat.norm(), max_norm)
     else:
         flat, norm = shared.reduce(max_norm)
     parts = zip(flat.split(sizes), tensors, strict=True)
-    return [part.view(tensor.shape).to(tensor.device) for part, tensor in parts], norm
+    return [part.view(tensor.shape) for part, tensor in parts], norm
+
+
+def clip(tensors: list[Tensor], norm: float | Tensor, max_norm: float) -> float | Tensor:
+    """Scale tensors of a norm down to the largest that is allowed; return the norm before."""
+    if isinstance(norm, Tensor) and norm.device.type != "cpu":
+        share = (max_norm / norm).clamp(max=1.0)
+    elif (norm := float(norm)) > max_norm:
+        share = max_norm / norm
+    else:
+        return norm
+    for tensor in tensors:
+        tensor *= share
+    return norm
 
 
 def all_reduce(*numbers: float) -> list[float]:

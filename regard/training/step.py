@@ -79,6 +79,16 @@ class LoopSettings:
         "float32", "data type; bfloat16 by autocast", choices=DTYPES, group="machine"
     )
     processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
+    restarts: int = setting(
+        0,
+        "times that processes go on from the last checkpoint after one of them has failed",
+        min=0,
+        max=10_000,
+        group="machine",
+    )
+    timeout: float = setting(
+        60.0, "seconds of silence after which a process is named as lost", min=1, group="machine"
+    )
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
     compile: bool = setting(False, "compile the model with torch.compile", group="machine")
 
@@ -159,14 +169,11 @@ def one_step(
     total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     with deferred_checks() as checks:
         summed = _backward(model, task, settings, batches, total)
-    long = _share_grads(optimiser, settings)
-    loss, norm, checked = _on_host(summed, long, checks.total(summed))
-    loss, checked = distributed.all_reduce(loss, checked)
+    loss, norm, checked = _share_grads(optimiser, settings, summed, checks.total(summed))
     if not math.isfinite(checked):  # what lies behind a mask may have spread
         optimiser.zero_grad(set_to_none=True)
         summed = _backward(model, task, settings, batches, total)
-        loss, norm = _on_host(summed, _share_grads(optimiser, settings))
-        (loss,) = distributed.all_reduce(loss)
+        loss, norm, _ = _share_grads(optimiser, settings, summed, 0.0)
     finite = math.isfinite(loss) and math.isfinite(norm)
     if finite:
         for group in optimiser.param_groups:
@@ -183,15 +190,25 @@ def _on_host(*numbers: float | Tensor) -> list[float]:
     return [next(read) if isinstance(x, Tensor) else x for x in numbers]
 
 
-def _share_grads(optimiser: torch.optim.Optimizer, settings: LoopSettings) -> float | Tensor:
-    """Add the gradients of all processes up and clip them; return their norm before."""
-    trained = (p for group in optimiser.param_groups for p in group["params"])
-    parameters = [p for p in trained if p.grad is not None]
-    grads = [p.grad for p in parameters if p.grad is not None]
+def _share_grads(
+    optimiser: torch.optim.Optimizer, settings: LoopSettings, loss: Tensor, checked: float | Tensor
+) -> tuple[float, float, float]:
+    """Add gradients and losses of all processes up; return loss, norm before clipping, and checks.
+
+    A parameter that some processes have no gradient of counts as zero there; one that none has a
+    gradient of keeps none, as in a single process.
+    """
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    if distributed.world_size() == 1:
+        parameters = [p for p in parameters if p.grad is not None]
+    has = [p.grad is not None for p in parameters]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-    return norm
+    told, norm, checked = _on_host(loss, norm, checked)
+    told, checked, *has = distributed.all_reduce(told, checked, *has)
+    for parameter, grad, some in zip(parameters, grads, has, strict=True):
+        parameter.grad = grad if some else None
+    return told, norm, checked
 
 
 def _backward(

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from regard.training.optim import build_optimiser
+from regard.training.step import LoopSettings, one_step
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = 1_500_000  # of float32, with two rows and a sum 18 MB
@@ -17,24 +21,27 @@ if sys.argv[1] != "none":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 import torch
 from regard.training import distributed
-distributed.init()
-own = [torch.full(({NUMBERS},), 1.0 + distributed.rank()), torch.tensor([0.5])]
-for _ in range(2):
-    sums, long = distributed.all_reduce_grads(own)
-    assert float(sums[0].min()) == float(sums[0].max()) == 3.0 and float(sums[1]) == 1.0
-    assert abs(long - (9 * {NUMBERS} + 1) ** 0.5) < 1e-2, long
-assert distributed.all_reduce(2.0, 1.0 + distributed.rank()) == [4.0, 3.0]
-boards = [board for board in distributed._SHARED.values()]
-print("shared" if all(boards) else "sockets" if not any(boards) else "both")
-distributed.destroy()
+with distributed.joined():
+    own = [torch.full(({NUMBERS},), 1.0 + distributed.rank()), torch.tensor([0.5])]
+    for _ in range(2):
+        sums, long = distributed.all_reduce_grads(own)
+        assert float(sums[0].min()) == float(sums[0].max()) == 3.0 and float(sums[1]) == 1.0
+        assert abs(long - (9 * {NUMBERS} + 1) ** 0.5) < 1e-2, long
+    assert distributed.all_reduce(2.0, 1.0 + distributed.rank()) == [4.0, 3.0]
+    boards = [board for board in distributed._SHARED.values()]
+    print("shared" if all(boards) else "sockets" if not any(boards) else "both")
 """
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def together(words: list[str], before: list[str], count: int = 2) -> list[str]:
     """Run the same words as processes that know each other, and return what they say."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     env |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "PYTHONPATH": str(ROOT)}
     children = [
@@ -50,6 +57,46 @@ def together(words: list[str], before: list[str], count: int = 2) -> list[str]:
     told = [child.communicate(timeout=120) for child in children]
     assert [child.returncode for child in children] == [0] * count, told
     return [out.strip() for out, _ in told]
+
+
+UNUSED = """
+import torch
+from torch import nn
+from regard.training import distributed
+from regard.training.optim import build_optimiser
+from regard.training.step import LoopSettings, one_step
+from tests.training.test_distributed import Halves
+with distributed.joined():
+    model, task = nn.ParameterList(torch.ones(3) for _ in range(3)), Halves()
+    optimiser = build_optimiser(model, lr=0.1)
+    for n in range(2):
+        one_step(model, task, LoopSettings(batches=2), optimiser, n, 0.1)
+    print([p.tolist() for p in model])
+"""
+
+
+class Halves:
+    """Of three parameters, even batches use the first, odd ones the second, none the third."""
+
+    def batch(self, n):
+        return n
+
+    def count(self, batch):
+        return 1, 1
+
+    def loss(self, model, batch):
+        return (model[batch % 2] ** 2).sum()
+
+
+def test_a_rank_without_a_gradient_counts_as_zero():
+    """It had no place in the sum, so that others were added up in its stead."""
+    told = together(["-c", UNUSED], [])
+    model, task = torch.nn.ParameterList(torch.ones(3) for _ in range(3)), Halves()
+    optimiser = build_optimiser(model, lr=0.1)
+    for n in range(2):
+        one_step(model, task, LoopSettings(batches=2), optimiser, n, 0.1)  # type: ignore[arg-type]
+    assert told == [str([p.tolist() for p in model])] * 2
+    assert model[0][0] < 0.9 and model[2].tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("most,way", [("none", "shared"), (str(2**20), "both")])

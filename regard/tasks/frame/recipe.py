@@ -19,7 +19,6 @@ from regard.files import read_json, write_atomically
 from regard.files.hashes import SUMS, damaged, listed
 from regard.layers.lora import adapters
 from regard.tasks.frame.settings import TrainSettings, flat
-from regard.training import distributed
 
 _S = TypeVar("_S", bound=TrainSettings)
 
@@ -38,11 +37,19 @@ RESUME_MAY_DIFFER = {
     "callback_error",
     "probes",
     "processes",
+    "restarts",
+    "timeout",
 }
 FOLLOWS = {"warmup", "batches"}  # from the steps, and from the processes that began the run
 _UNSCORED = "Its training has not come to a first validation, so it has no score yet."
 # files that are written at every start, whether anew or to resume
 _REWRITTEN = {"config.json", "generation_config.json"}
+
+
+def begun_in(folder: Path) -> dict[str, Any] | None:
+    """Recipe of the run that was begun in a folder, if one was."""
+    path = folder / "recipe.json"
+    return read_json(path) if path.exists() else None
 
 
 def check_resume(
@@ -56,10 +63,9 @@ def check_resume(
 
     Of the settings, `only` some are compared where others are not yet known.
     """
-    path = folder / "recipe.json"
-    if not path.exists():
+    recipe = begun_in(folder)
+    if recipe is None:
         return None
-    recipe = read_json(path)
     before, now = recipe.get("settings", {}), flat(settings)
     for key, value in now.items():
         if key in RESUME_MAY_DIFFER or key.split(".")[-1] in RESUME_MAY_DIFFER:
@@ -86,12 +92,12 @@ def check_resume(
     return recipe
 
 
-def share_batches(settings: _S, begun: Mapping[str, Any] | None) -> _S:
+def share_batches(settings: _S, begun: Mapping[str, Any] | None, size: int) -> _S:
     """Settings with the batches of a step over all processes: as the run was begun, or one each.
 
     So a run is the same on any number of processes that divides them.
     """
-    size, before = distributed.world_size(), (begun or {}).get("settings", {})
+    before = (begun or {}).get("settings", {})
     batches = before.get("batches") or settings.batches or size
     if begun and "batches" not in before:  # begun when each process had its own
         batches = before.get("accumulate", 1) * before.get("processes", 1)
