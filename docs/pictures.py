@@ -10,6 +10,7 @@ HERE = Path(__file__).resolve().parent
 SHOWN = {
     "fields": "receptive_fields",
     "scaling": "scaling",
+    "heads": "heads",
     "particles": "particles",
     "diffusion": "perona_malik",
 }

@@ -370,8 +370,9 @@ TABLE = (
         "regard.gallery:show",
         ("[PIECE]", "[MODEL|PHOTO]"),
         "[out=...] [key=value...]",
-        "a course on attention in pictures and figures; without a name, a list of them",
+        "a course on attention in pictures and figures; without a name, all on one page",
         (
+            "regard show out=gallery.html",
             "regard show receptive_fields out=fields.png",
             "regard show scaling keys=128 out=scaling.html",
         ),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from regard.errors import UsageError, lookup
 from regard.gallery.drawn import Drawn
 from regard.settings import fill
-from regard.verbs import Call, Listing
+from regard.verbs import Call
 
 
 class Piece(NamedTuple):
@@ -54,6 +54,12 @@ PIECES: dict[str, Piece] = {
         "softmax",
         "ScalingSettings",
         "draw_scaling",
+    ),
+    "heads": Piece(
+        "why many heads: two look-ups at once by one head, two and four",
+        "heads",
+        "ManyHeadsSettings",
+        "draw_many_heads",
     ),
     "particles": Piece(
         "particles dx = c dW beside the heat equation",
@@ -137,9 +143,11 @@ PIECES: dict[str, Piece] = {
 }
 
 
-def settings_class(name: str | None, values: Mapping[str, Any]) -> type | tuple[()]:
-    """Class of the settings of a piece; without a name, there is nothing to set."""
-    return lookup("piece", name, PIECES).settings_class() if name else ()
+def settings_class(name: str | None, values: Mapping[str, Any]) -> type:
+    """Class of the settings of a piece, or without a name of the page of all pictures."""
+    if name is None:
+        return import_module("regard.gallery.tiles").GallerySettings
+    return lookup("piece", name, PIECES).settings_class()
 
 
 def show(
@@ -150,8 +158,9 @@ def show(
     quiet: bool = True,
     **settings: Any,
 ) -> Any:
-    """Make a piece of the gallery by its name; without a name, list them all.
+    """Make a piece of the gallery by its name; without a name, list them and draw all on a page.
 
+    show(out="gallery.html")
     show("receptive_fields", out="fields.png")
     show("misconceptions", "en-zh", data="test.tsv")["agreement"]
 
@@ -160,9 +169,10 @@ def show(
     of a piece: `regard show NAME --help`.
     """
     if name is None:
-        for key in (*settings, *(["out"] if out is not None else [])):
-            raise UsageError(f"unknown key '{key}'; name what to show first: regard show NAME")
-        return Listing({name: piece.summary for name, piece in PIECES.items()})
+        tiles = import_module("regard.gallery.tiles")
+        told = fill(tiles.GallerySettings, settings | ({} if out is None else {"out": out}))
+        pieces = {name: piece.summary for name, piece in PIECES.items()}
+        return tiles.draw_gallery(told, pieces, quiet)
     from regard.api import materialise_data
 
     piece = lookup("piece", name, PIECES)

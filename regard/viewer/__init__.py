@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.viewer.drawing import Drawing, Plot, draw_plots
+    from regard.viewer.drawing import Drawing, Plot, draw_plots, inline_image, still_page
     from regard.viewer.image import filters as first_filters
     from regard.viewer.notebook import Look, draw, save
     from regard.viewer.overlays import draw_overlays
@@ -33,8 +33,10 @@ __all__ = [
     "draw_overlays",
     "draw_plots",
     "first_filters",
+    "inline_image",
     "plain",
     "save",
+    "still_page",
 ]
 # modules that define these names, imported when one is asked for: most of them draw, which takes
 # matplotlib

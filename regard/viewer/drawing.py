@@ -29,7 +29,6 @@ _PAGE = (
     PAGE_HEAD
     + """<body>
 <main class="figure">
-<h1 class="hidden">{title}</h1>
 {body}
 </main>
 </body>
@@ -139,15 +138,10 @@ class Drawing(Named):
 
     def html(self) -> str:
         """Page of its own, which loads nothing and runs nothing."""
-        style = files("regard.viewer").joinpath("page.css").read_text("utf-8")
-        image = base64.b64encode(self.sheet.png()).decode()
         # the picture says these to all who see it
         body = [f'<p class="hidden">{escape(note)}</p>' for note in self.notes]
-        body += [f'<img alt="{escape(self.title)}" src="data:image/png;base64,{image}">']
-        body += [_table(table_of(self.numbers))]
-        policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; base-uri 'none'"
-        page = {"policy": policy, "title": escape(self.title), "style": style}
-        return _PAGE.format(**page, body="\n".join(body))
+        body += [inline_image(self.sheet.png(), self.title), _table(table_of(self.numbers))]
+        return still_page(self.title, [f'<h1 class="hidden">{escape(self.title)}</h1>', *body])
 
     def _repr_html_(self) -> str:
         return (
@@ -169,6 +163,19 @@ class Drawing(Named):
         lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
         end = "give out= a .png or .html to see it" if self.path is None else f"wrote {self.path}"
         return "\n".join([self.title, *lines, end])
+
+
+def inline_image(png: bytes, alt: str) -> str:
+    """Element of a page that holds a picture itself."""
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def still_page(title: str, body: Sequence[str]) -> str:
+    """Page of some elements, which loads nothing and runs nothing."""
+    style = files("regard.viewer").joinpath("page.css").read_text("utf-8")
+    policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; base-uri 'none'"
+    page = {"policy": policy, "title": escape(title), "style": style}
+    return _PAGE.format(**page, body="\n".join(body))
 
 
 def table_of(numbers: Numbers) -> list[list[str]]:

@@ -3,8 +3,11 @@
 import io
 import json
 import math
+import re
+import shlex
 import subprocess
 import sys
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.filters.diffusion import matching_sigma
-from regard.gallery import PIECES
+from regard.gallery import PIECES, tiles
 from regard.gallery.claims import softmax_gradient
 from regard.gallery.counter import count, periods_of_bits, periods_of_sinusoids
 from regard.gallery.diffusion import ParticleSettings, solve_heat, walk
@@ -22,7 +25,8 @@ from regard.gallery.drawn import Drawn
 from regard.gallery.receptive_fields import ReceptiveFieldSettings, fields, reach
 from regard.verbs import VERBS, spelled_anew
 
-FEW = {"particles": {"particles": 2000}}  # what makes a picture fast
+# what makes a picture fast
+FEW = {"particles": {"particles": 2000}, "heads": {"steps": 20, "heads": [1, 2]}}
 DRAWN = [name for name, piece in PIECES.items() if issubclass(piece.settings_class(), Drawn)]
 
 
@@ -41,10 +45,50 @@ def test_every_name_is_a_picture_and_a_page(name, tmp_path):
     json.dumps(drawing.to_dict())
 
 
-def test_command_lists_draws_and_refuses(tmp_path, capsys):
+def test_without_a_name_all_is_on_one_page_with_its_command(tmp_path, capsys, monkeypatch):
+    some = [tile for tile in tiles.TILES if "temper" in tile.command or "lectures" in tile.command]
+    some += [tile for tile in tiles.TILES if "texture" in tile.command]
+    monkeypatch.setattr(tiles, "TILES", some)
+    monkeypatch.chdir(tmp_path)
     assert main(["show"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in PIECES)
+    said = capsys.readouterr().out
+    assert all(name in said for name in PIECES) and said.endswith("wrote gallery.html\n")
+    page = (tmp_path / "gallery.html").read_text()
+    assert page.count("<li ") == 3 and page.count("data:image/png;base64,") == 2
+    assert "regard show temperature out=temperature.png" in page and "<script" not in page
+    assert "default-src 'none'" in page and str(tmp_path.parent) not in page
+    assert page.index("A1</a>") < page.index("F6</a>")  # in the order of the table
+    for words, wrong in (
+        (["out=gallery.png"], "ends in .html"),
+        (["photo=nowhere.png"], "nowhere.png"),
+        (["foto=x.png"], "unknown key 'foto'"),
+    ):
+        assert main(["show", *words]) == 2
+        assert wrong in capsys.readouterr().err
+
+
+def test_every_piece_has_its_tile_in_the_order_of_the_lectures():
+    shown = [shlex.split(tile.command) for tile in tiles.TILES]
+    assert {words[1] for words in shown if words[0] == "show"} == set(PIECES)
+    order = [re.findall(r"[A-Z]", tile.rows)[0] for tile in tiles.TILES]
+    assert [key for key, _ in groupby(order) if key != "A"] == ["F", "R", "P", "T", "V", "I"]
+
+
+def test_one_head_gives_the_average_of_two_look_ups_and_two_heads_give_both():
+    numbers = regard.show("heads", heads=[1, 2], steps=250).numbers
+    average = numbers["the average of both"]["error"]
+    assert 0.4 < average < 0.6
+    assert numbers["1 head"]["error"] > 0.95 * average
+    assert numbers["2 heads"]["error"] < 0.05 * average
+
+
+@pytest.mark.parametrize("heads", ["5", "1,1", "1,2,3,4,6"])
+def test_heads_that_cannot_be_compared_are_refused(heads, capsys):
+    assert main(["show", "heads", f"heads={heads}"]) == 2
+    assert "heads=" in capsys.readouterr().err
+
+
+def test_command_draws_and_refuses(tmp_path, capsys):
     assert main(["show", "temperature", f"out={tmp_path / 'soft.html'}", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["path"].endswith("soft.html") and told["numbers"]["T = 1"]["score 2"] > 0.4
