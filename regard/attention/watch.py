@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import update_wrapper
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,17 @@ def _stacked(maps: list[Map]) -> Map:
 class Maps:
     """The attention of a model's layers by name, such as decoder.3.cross."""
 
-    def __init__(self, model: nn.Module, outer: "Maps | None" = None):
-        """Watch a model, and tell another watcher around this one as well."""
+    def __init__(self, model: "nn.Module | Watched", outer: "Maps | None" = None):
+        """Watch a model or a filter, and tell another watcher around this one as well."""
         self._outer = outer
         self._names: dict[int, list[str]] = {}
         self._seen: dict[int, int] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
+        inside = (
+            model.named_modules(remove_duplicate=False)
+            if isinstance(model, nn.Module)
+            else [(model.name, model)]
+        )
+        for name, module in inside:
             self._names.setdefault(id(module), []).append(name)
         self._maps: dict[str, list[Map]] = {}
 
@@ -196,6 +202,31 @@ class Holder(Protocol):
     def model(self) -> nn.Module: ...
 
 
+class Watched:
+    """A function that attends without being a module, such as a filter; it records itself.
+
+    Args:
+        function: what it computes, by a tensor and keywords.
+        shape: of its map (sentences, heads, queries, keys), by the tensor.
+        rows: rows of weights (queries, keys) of one sentence, by the tensor and the keywords.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], shape: Callable, rows: Callable):
+        update_wrapper(self, function)
+        self.name, self.function = function.__name__, function
+        self.shape, self.rows = shape, rows
+
+    def __call__(self, x: Tensor, **settings: Any) -> Tensor:
+        out = self.function(x, **settings)
+        if (recorder := watcher()) is not None:
+
+            def compute(sentence: int, heads: list[int], span: slice) -> Tensor:
+                return self.rows(x, sentence, span, **settings).expand(len(heads), -1, -1)
+
+            recorder.record(self, self.shape(x), compute)
+        return out
+
+
 _WATCHER: ContextVar[Maps | None] = ContextVar("watcher", default=None)
 
 
@@ -215,13 +246,14 @@ def module_of(model: nn.Module | Holder) -> nn.Module:
 
 
 @contextmanager
-def watch(model: nn.Module | Holder) -> Iterator[Maps]:
+def watch(model: nn.Module | Holder | Watched) -> Iterator[Maps]:
     """Collect the attention of every layer of a model while the block runs.
 
-    The model is a module, or what regard.load returned. `maps[name]` is the attention of a layer
-    when it was last computed, `maps.calls(name)` that of each time: in decoding, of each step.
+    The model is a module, what regard.load returned, or a filter of regard.filters. `maps[name]` is
+    the attention of a layer when it was last computed, `maps.calls(name)` that of each time: in
+    decoding, of each step.
     """
-    maps = Maps(module_of(model), watcher())
+    maps = Maps(model if isinstance(model, Watched) else module_of(model), watcher())
     token = _WATCHER.set(maps)
     try:
         yield maps

@@ -96,9 +96,13 @@ class PatchScore:
         is_gaussian = self.distance == "squared" and not self.noise
         return Gaussian(self.h / 2**0.5) if is_gaussian else self
 
+    def side_weights(self) -> Tensor:
+        """Return the weight of each row, and each column, of a patch."""
+        return _PATCHES[self.patch_weights](self.patch)
+
     def keys(self, image: Float[Tensor, "n c h w"]) -> Float[Tensor, "n l d"]:
         """Return the patch of each pixel as a vector."""
-        weights = _PATCHES[self.patch_weights](self.patch).sqrt().to(image)
+        weights = self.side_weights().sqrt().to(image)
         weights = torch.outer(weights, weights).flatten() / image.shape[1] ** 0.5
         centred = image - image.mean((-2, -1), keepdim=True)  # nearer to zero, finer differences
         padded = pad(centred, self.patch // 2)

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.errors import UsageError, lookup
 from regard.files import write_atomically
 from regard.filters import FILTERS, WEIGHTS
+from regard.filters.page import check_page, write_weights_page
 from regard.filters.photo import (
     as_rgb,
     check_suffix,
@@ -53,7 +54,9 @@ _KEYS: dict[str, tuple[str, dict[str, Any]]] = {
 class FilterSettings:
     """Settings of every filter."""
 
-    out: Path | None = setting(None, "image to write: .png, .jpg, .webp or .bmp")
+    out: Path | None = setting(
+        None, "image to write: .png, .jpg, .webp or .bmp; .html: weights under the pointer"
+    )
     weights_at: str | None = setting(None, "draw the weights of this pixel x,y instead")
     threads: int | None = setting(None, "CPU threads", min=1, max=1024)
 
@@ -91,12 +94,18 @@ def filter_photo(name: str, photo: str | Path, given: Mapping[str, Any]) -> Path
     if out is None:
         raise UsageError(f"out is missing; write for example out={name}.png")
     alone = settings.weights_at is None and not key
-    check_suffix(out, photo=alone)
+    page = alone and out.suffix.lower() in (".html", ".htm")
+    if page:
+        check_page(name)
+    else:
+        check_suffix(out, photo=alone)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     image = read_photo(photo)
     with torch.no_grad():
-        if alone:
+        if page:
+            write_weights_page(name, image, _own(settings, image), photo, out)
+        elif alone:
             save_photo(_filtered(name, image, _own(settings, image)), out)
         else:
             captions = [f"{key}={getattr(run, key)}" if key else f"{name}: weights" for run in runs]
