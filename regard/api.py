@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from regard.tasks.verify import Verified
     from regard.tasks.vision.captioning import Caption
     from regard.tasks.vision.noise import Denoised
+    from regard.tasks.vision.segmenting import Segmented
     from regard.training.callbacks import Callback
     from regard.viewer.drawing import Drawing
 
@@ -176,6 +177,10 @@ def load(
     name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["denoise"]
 ) -> "Runner[Denoised]": ...
 @overload
+def load(
+    name_or_folder: Place, /, device: str = "cpu", *, use: Files = None, task: Literal["segment"]
+) -> "Runner[Segmented]": ...
+@overload
 def load(name_or_folder: Literal["en-zh"], /, device: str = "cpu") -> "Runner[Generated]": ...
 @overload
 def load(name_or_folder: Literal["shakespeare"], /, device: str = "cpu") -> "Runner[Written]": ...
@@ -239,6 +244,8 @@ def train(name: "keys.Pretrain", /, **settings: "Unpack[keys.PretrainKeys]") -> 
 @overload
 def train(name: "keys.Caption", /, **settings: "Unpack[keys.CaptionKeys]") -> "Report": ...
 @overload
+def train(name: "keys.Segment", /, **settings: "Unpack[keys.SegmentKeys]") -> "Report": ...
+@overload
 def train(name: "keys.Denoise", /, **settings: "Unpack[keys.DenoiseKeys]") -> "Report": ...
 @overload
 def train(name: "keys.Transcribe", /, **settings: "Unpack[keys.TranscribeKeys]") -> "Report": ...
@@ -278,7 +285,7 @@ def train(
     train("classify", data="reviews.tsv", minutes=5, out="runs/reviews")
 
     task_or_recipe  translate, language, text, classify, images, series, sounds, transcribe, tag,
-                    caption, pretrain, denoise, prefix; or a recipe that `regard recipes` lists;
+                    caption, segment, pretrain, denoise, prefix; or a recipe of `regard recipes`;
                     or a TOML file of keys, or the folder of a run to repeat with changes
     data            a folder with train, valid and test files, or one file; what it holds depends
                     on the task: pairs, texts, texts with labels, images, sounds, ...

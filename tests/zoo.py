@@ -170,6 +170,23 @@ def discs(folder: Path) -> None:
         (folder / f"{part}.tsv").write_text("".join(rows))
 
 
+def masked_discs(folder: Path) -> None:
+    """Draw discs on noise, and beside each image a mask that says which colour is where."""
+    rng, number = np.random.default_rng(0), 0
+    y, x = np.mgrid[:24, :24]
+    for part, count in (("train", 48), ("valid", 12), ("test", 12)):
+        for kind in ("images", "masks"):
+            (folder / kind / part).mkdir(parents=True)
+        for _ in range(count):
+            colour, place = int(rng.integers(3)), str(rng.choice(["top", "bottom"]))
+            disc(list(PAINTS)[colour], place, number).save(folder / f"images/{part}/{number}.png")
+            inside = np.hypot(y - (6 if place == "top" else 17), x - 12) < 5
+            mask = Image.fromarray((inside * (1 + colour)).astype(np.uint8))
+            mask.save(folder / f"masks/{part}/{number}.png")
+            number += 1
+    (folder / "classes.txt").write_text("\n".join(["background", *PAINTS]))
+
+
 def bar(seed: int, size: tuple[int, int] = (40, 34)) -> np.ndarray:
     """An image of soft bars, which noise is easily told from."""
     rng = np.random.default_rng(seed)
@@ -262,6 +279,14 @@ ANIMALS = {
             **{"decoder_ffn_width": 64, "cell_width": 48, "pieces": 320, "batch": 16},
             **{"warmup": 10, "lr": 0.01, "ema": 0.0, "dropout": 0.0, "label_smoothing": 0.0},
             **{"augment": "flip", "max_length": 16, "steps": 100, "valid_every": 100},
+        },
+    ),
+    "segment": Animal(
+        "segment",
+        masked_discs,
+        {
+            **{**SMALL, "patch": 4, "batch": 8, "warmup": 3, "lr": 0.01, "ema": 0},
+            **{"steps": 60, "valid_every": 30},
         },
     ),
     "denoise": Animal(

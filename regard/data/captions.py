@@ -46,10 +46,17 @@ def captions_in(
     columns: str | None,
     header: bool | None = None,
     most: int | None = None,
+    files: bool = False,
 ) -> dict[str, list[str]]:
     """Read the captions of each image in a table, or in that of a part, by the path of its file.
 
-    At most so many images are read as `most` says.
+    Args:
+        path: table, or a folder of tables.
+        part: the part whose table of a folder is read.
+        columns: columns of paths and captions, if told.
+        header: whether a table has a header row, if told.
+        most: number of images that are read at most.
+        files: whether captions are files, as masks are, with paths from the table's folder on.
     """
     tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
@@ -59,7 +66,8 @@ def captions_in(
             image = str(home / pair.source)
             if len(captions) == most and image not in captions:
                 return captions
-            captions.setdefault(image, []).append(pair.target)
+            told = str(home / pair.target) if files else pair.target
+            captions.setdefault(image, []).append(told)
     return captions
 
 
@@ -70,15 +78,26 @@ def read_captions(
     header: bool | None,
     test: str | None = None,
     parts: Sequence[str] = ("train", "valid"),
+    files: bool = False,
 ) -> dict[str, list[str]]:
-    """Read all captions of some parts, those to train and to validate on unless told."""
+    """Read all captions of some parts, those to train and to validate on unless told.
+
+    Args:
+        data: table, or a folder of tables.
+        valid: table of the validation part, if it is elsewhere.
+        columns: columns of paths and captions, if told.
+        header: whether a table has a header row, if told.
+        test: table of the test part, if it is elsewhere.
+        parts: parts of a folder that are read.
+        files: whether captions are files, as masks are.
+    """
     captions: dict[str, list[str]] = {}
     for part in parts if data.is_dir() else ("train",):
-        captions |= captions_in(data, part, columns, header)
+        captions |= captions_in(data, part, columns, header, files=files)
     home = data if data.is_dir() else data.parent
     for given in filter(None, (valid, test)):
         path = next((path for path in (Path(given), home / given) if path.is_file()), None)
-        captions |= captions_in(path, "", columns, header) if path else {}
+        captions |= captions_in(path, "", columns, header, files=files) if path else {}
     if not captions:
         raise UsageError(
             f"{data}: no table of images and captions; expected a TSV of paths and captions, or a "

@@ -22,7 +22,7 @@ _ROLES = (
     ),
     (
         {"image", "audio", "path", "file"},
-        {"caption", "text", "transcript", "transcription", "sentence", "label"},
+        {"caption", "mask", "text", "transcript", "transcription", "sentence", "label"},
     ),
 )
 

@@ -32,6 +32,7 @@ from regard.data.image_format import (
 )
 from regard.data.images import ImageData, Images, load_images, settle_format
 from regard.data.in_memory import UserData
+from regard.data.masks import find_masks, has_masks, link_classes
 from regard.data.media import cell_file
 from regard.data.parts import PartsAsked
 from regard.errors import UsageError
@@ -102,7 +103,7 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
 
     name, key, one, many = "image", "image", "image", "images"
     suffixes = frozenset(IMAGE_SUFFIXES)
-    tasks = {"label": "images", "text": "caption", "": "denoise"}
+    tasks = {"label": "images", "text": "caption", "mask": "segment", "": "denoise"}
     counted = "images"
     size_key, sides, unit = "image", 2, "pixels"
     baseline, baseline_rows = "a linear model of pixels and gradients", 20_000
@@ -127,7 +128,9 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         return holds_images(data)
 
     def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
-        """Tell labels from captions, and both from images alone."""
+        """Tell labels, captions and masks from each other, and from images alone."""
+        if has_masks(path):
+            return "mask", "a folder with images/ and masks/"
         kind = kind_of_set(path)
         if kind == "table":
             words = sorted(len(target.split()) for target in first_targets(path, columns, header))
@@ -142,6 +145,8 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
         """Find what reads the files of each part."""
         how = {"header": asked.header, "most": asked.most, "labelled": asked.target == "label"}
         options = ImageOptions(columns=asked.columns, broken="skip", **how)
+        if asked.target == "mask":
+            data = find_masks(data, ("train",), asked.valid, asked.columns, asked.header)[0]
         return find_image_parts(data, asked.valid, asked.test, options)
 
     def survey(self, name: str, files: ImageFiles, asked: ExamineOptions) -> Survey:
@@ -171,11 +176,17 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
     def write_sample(
         self, folder: Path, sample: ImageFiles, target: str, values: Mapping[str, Any]
     ) -> tuple[str, int]:
-        """Put images into folders by label, as links where they lie in files, or list captions."""
+        """Put images into folders by label, as links where they are files; list captions, masks."""
         if target == "text":
             how = (values["columns"], values["header"], len(sample))
             known = captions_in(Path(values["data"]), "train", *how)
             rows = [{"image": os.path.abspath(i), "caption": said[0]} for i, said in known.items()]
+            return super().write_sample(folder, rows, target, values)
+        if target == "mask":
+            mask_of = find_masks(values["data"], ("train",), columns=values["columns"])[1]
+            pairs = [(item.where, mask_of(item.where)) for item in sample.items]
+            rows = [{"image": os.path.abspath(i), "mask": os.path.abspath(m)} for i, m in pairs]
+            link_classes(values["data"], folder)
             return super().write_sample(folder, rows, target, values)
         for number, (item, content) in enumerate(zip(sample.items, sample.contents, strict=True)):
             path = folder / "images" / item.label.replace("/", "_") / str(number)

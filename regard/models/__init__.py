@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, str, str]] = {
     "captioner": ("regard.models.captioner", "CaptionerConfig", "Captioner"),
     "conformer": ("regard.models.conformer", "ConformerConfig", "Conformer"),
     "whisper": ("regard.models.whisper", "WhisperConfig", "Whisper"),
+    "segmenter": ("regard.models.segmenter", "SegmenterConfig", "Segmenter"),
     "denoiser": ("regard.models.denoiser", "DenoiserConfig", "Denoiser"),
 }
 """Families by name: module, config class and model class, imported only when asked for.

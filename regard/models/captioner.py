@@ -1,6 +1,6 @@
 """Image captioning: an encoder of any vision family, and a decoder with attention to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,33 +22,13 @@ from regard.layers.recurrent.cells import init_cells
 from regard.layers.recurrent.decoder import CellConfig, RecurrentDecoder, RecurrentState
 from regard.layers.shapes import Ids, Images, Vectors
 from regard.layers.vocabulary import VocabularyLinear
-from regard.models import MODELS, family, info, preset, serving
+from regard.models import preset
 from regard.models.declaration import FamilyInfo
 from regard.models.decoder import TextDecoder
+from regard.models.image_encoder import EncoderConfig, build_encoder
 from regard.models.protocols import ImageEncoder
 from regard.models.state import State
-from regard.settings import fill, setting
-
-
-@dataclass(frozen=True)
-class EncoderConfig:
-    """The image encoder: its family and config."""
-
-    family: str = setting("vit", "family of the image encoder")
-    config: Any = field(default_factory=lambda: preset("vit", "tiny", "cct"))
-
-    def __post_init__(self) -> None:
-        """Read the config of the family if it is given as a mapping."""
-        if self.family not in MODELS or "features" not in info(self.family).tasks:
-            lookup("family", self.family, dict.fromkeys(serving("features")))
-        kind = family(self.family)[0]
-        if isinstance(self.config, Mapping):
-            object.__setattr__(self, "config", fill(kind, self.config))
-        if not isinstance(self.config, kind):
-            raise UsageError(
-                f"encoder.config={str(self.config)[:40]}; expected the sizes and parts of a model "
-                f"of the family {self.family}"
-            )
+from regard.settings import setting
 
 
 @dataclass(frozen=True)
@@ -130,12 +110,6 @@ INFO = FamilyInfo("image+text", {"caption": {}}, PRESETS, SIZES, resize)
 
 
 # Encoders
-
-
-def build_encoder(config: EncoderConfig) -> Any:
-    """Build an encoder of features, without pool and head of its own."""
-    changes = info(config.family).tasks["features"]
-    return family(config.family)[1](replace(config.config, **changes))
 
 
 class Blind(nn.Module):

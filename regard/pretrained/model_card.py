@@ -19,6 +19,7 @@ _PIPELINES = {
     "images": "image-classification",
     "pretrain": "image-feature-extraction",
     "caption": "image-to-text",
+    "segment": "image-segmentation",
     "denoise": "image-to-image",
     "sounds": "audio-classification",
     "transcribe": "automatic-speech-recognition",

@@ -90,6 +90,14 @@ TASKS: dict[str, TaskEntry | Any] = {
             "regard train caption data=photos.tsv decoder=recurrent doubly_stochastic=1 image=96",
         ),
     ),
+    "segment": TaskEntry(
+        "regard.tasks.vision.segment",
+        "SEGMENT",
+        (
+            "regard train segment data=scenes init=runs/encoder tune=head out=runs/segments",
+            "regard train segment data=photos family=resnet decoder=up image=96 minutes=30",
+        ),
+    ),
     "denoise": TaskEntry(
         "regard.tasks.vision.denoise",
         "DENOISE",

@@ -129,6 +129,16 @@ CaptionOwn = TypedDict("CaptionOwn", {
 }, total=False)
 class CaptionKeys(Given, Common, CaptionOwn): ...
 
+Segment = Literal["segment"]
+SegmentOwn = TypedDict("SegmentOwn", {
+"augment": Any, "background": Any, "batch": Any, "broken": Any, "channels": Any, "columns": Any,
+"decoder": Any, "depths": Any, "drop_path": Any, "family": Any, "feed_forward": Any, "fit": Any,
+"header": Any, "image": Any, "like": Any, "names": Any, "order": Any, "padding": Any,
+"patch": Any, "pool": Any, "share": Any, "stem": Any, "strength": Any, "tile": Any,
+"widths": Any, "window": Any
+}, total=False)
+class SegmentKeys(Given, Common, SegmentOwn): ...
+
 Denoise = Literal["denoise", "denoise_train400"]
 DenoiseOwn = TypedDict("DenoiseOwn", {
 "batch": Any, "broken": Any, "every": Any, "image": Any, "look": Any, "loss": Any, "noise": Any,

@@ -54,10 +54,13 @@ def home(tmp_path_factory):
         patch.chdir(folder)
         rng = np.random.default_rng(0)
         (folder / "photos").mkdir()
+        (folder / "masks").mkdir()
         for n in range(8):
             noise = rng.integers(-20, 20, (32, 32, 3))
             pixels = np.clip(np.array(COLOURS[n % 2]) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / f"{n}.png")
+            mask = (pixels[..., 0] > 128).astype(np.uint8)
+            Image.fromarray(mask).save(folder / "masks" / f"{n}.png")
             (folder / f"{n}.wav").write_bytes(wav(tone((300, 900)[n % 2] + 20 * n)))
             np.savetxt(folder / f"{n}.csv", rng.normal(n % 2, 0.1, (6, 2)), delimiter=",")
         yield folder
@@ -67,7 +70,7 @@ TEXTS = ["Good [MASK].", "Thank [MASK].", "Yes, of course.", "I like tea."]
 READS = {
     **dict.fromkeys(("translate", "prefix", "text", "language"), "text"),
     **dict.fromkeys(("classify", "tag", "fill", "embed"), "text"),
-    **dict.fromkeys(("images", "caption", "pretrain", "denoise"), "image"),
+    **dict.fromkeys(("images", "caption", "pretrain", "denoise", "segment"), "image"),
     **dict.fromkeys(("sounds", "transcribe"), "sound"),
     "series": "series",
 }
@@ -94,6 +97,8 @@ def records(task: str, home: Path) -> list[dict[str, Any]]:
             ]
         case "images":
             return [{"image": p, "label": y} for p, y in zip(photos, labels, strict=True)]
+        case "segment":
+            return [{"image": p, "mask": p.replace("photos", "masks")} for p in photos]
         case "caption" | "pretrain" | "denoise":
             return [{"image": p, "caption": t} for p, t in zip(photos, texts, strict=True)]
         case "sounds" | "transcribe":
@@ -113,6 +118,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "caption": {"pieces": 300},
     "pretrain": {"data": "photos"},
     "denoise": {"data": "photos", "steps": 1, "depth": None},
+    "segment": {},
 }
 
 

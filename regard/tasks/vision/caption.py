@@ -16,11 +16,10 @@ from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError, lookup
 from regard.metrics.captions import caption_scores
 from regard.modalities.image import IMAGE
-from regard.models import family, preset, task_changes
+from regard.models import family, preset
 from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
-from regard.tasks.frame.tune import let_learn
-from regard.tasks.parts import Learnt, Lesson, Objective, Task, complete, size_of, usual_shape
+from regard.tasks.parts import Learnt, Lesson, Objective, Task, complete, size_of
 from regard.tasks.runner import Runner
 from regard.tasks.vision.caption_writer import CaptionJudge, CaptionWriter, load_codec
 from regard.tasks.vision.captioning import (
@@ -35,7 +34,9 @@ from regard.tasks.vision.captioning import (
 )
 from regard.tasks.vision.photos import (
     IMAGE_SHORT_KEYS,
+    begin_around,
     captioned,
+    encoder_shape,
     training_images,
     use_share,
 )
@@ -44,7 +45,6 @@ CaptionerConfig, Captioner = family(CAPTIONER)
 # kind of decoder -> the preset of the family that has it
 _DECODERS = {"transformer": "captioner", "recurrent": "show_attend_tell"}
 _GENERATION = {"beam": 5, "length_penalty": "average", "alpha": 1.0}
-_NEW = "decoder."  # how the names of weights begin that no encoder has
 
 
 class CaptionObjective(Objective[TrainCaption, CaptionData, MediaCodec]):
@@ -85,12 +85,8 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, MediaCodec]):
         like = lookup("decoder", kind, _DECODERS)
         decoder = preset(CAPTIONER, size if size in self.sizes else "big", like).decoder
         if origin is not None and origin.family == CAPTIONER:
-            encoder = origin.model.config.encoder
-            name, model, decoder = encoder.family, encoder.config, origin.model.config.decoder
-        else:
-            name = task.family_of(values, origin)
-            changes = task_changes(name, "pretrain")
-            model = replace(usual_shape(name, values, origin), **changes)
+            decoder = origin.model.config.decoder
+        name, model = encoder_shape(task, values, origin, CAPTIONER)
         sizes = {key: {**row, "decoder": decoder} for key, row in task.size_rows(values).items()}
         given = values
         if origin is not None and origin.family != CAPTIONER:  # most is new, and learns like it
@@ -147,11 +143,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, MediaCodec]):
         )
         torch.manual_seed(mix(settings.seed, "weights"))
         model = Captioner(config).to(settings.device)
-        if origin is not None and whole:
-            origin.initialise(model)
-        elif origin is not None and not settings.blind:
-            origin.initialise(model.encoder, "head.")
-        let_learn(model, settings, _NEW)
+        begin_around(model, settings, origin if whole or not settings.blind else None, CAPTIONER)
         return CAPTIONER, model
 
     def lesson(self, runner: Runner[Any], data: CaptionData, settings: TrainCaption) -> Lesson:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.watch import watch
-from regard.data.image_format import IMAGE_SUFFIXES, ImageFormat
+from regard.data.image_format import ImageFormat
 from regard.data.photos import Photo, Photos, load_photos
 from regard.errors import UsageError
 from regard.metrics.image import psnr
@@ -49,10 +49,9 @@ from regard.tasks.vision.noise import (
     as_image,
     filter_scores,
     image_scores,
-    is_image_file,
     with_noise,
-    write_image,
 )
+from regard.tasks.vision.written import check_count, check_out, write_answer, write_image
 from regard.viewer.picture import Picture
 
 _LEVELS = (15, 25, 50)  # standard deviations of the noise (0 to 255), that are validated on
@@ -154,13 +153,7 @@ class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
 
     def check(self, settings: V) -> V:
         """Refuse files to write that are no images."""
-        out = settings.out if isinstance(settings, RunDenoise) else None
-        suffix = Path(out).suffix.lower() if out else ""
-        if suffix and suffix not in IMAGE_SUFFIXES and not Path(str(out)).is_dir():
-            raise UsageError(
-                f"out={out} cannot be written as an image; end it in "
-                f"{', '.join(sorted(IMAGE_SUFFIXES))}, or name a folder"
-            )
+        check_out(settings.out if isinstance(settings, RunDenoise) else None)
         return settings
 
     @torch.inference_mode()
@@ -190,8 +183,7 @@ class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
 
     def predict(self, inputs: list[One], settings: RunDenoise, *, first: int = 0) -> list[Any]:
         """Denoise images, and write them where told."""
-        if settings.out and is_image_file(settings.out) and first + len(inputs) > 1:
-            raise UsageError(f"out={settings.out} is one file for several images; name a folder")
+        check_count(settings.out, first + len(inputs))
         return [self._one(image, n, settings) for n, image in enumerate(inputs, first)]
 
     def _one(self, image: One, number: int, settings: RunDenoise) -> Denoised | Unread:
@@ -202,13 +194,8 @@ class ImageDenoiser(Predictor[Denoised | Unread, RunDenoise, LookDenoise]):
         noisy, sigma = with_noise(clean, settings)
         sigma = self.level(noisy) if sigma is None else sigma
         denoised = self.clean(noisy, sigma)
-        pixels, where = as_image(denoised), ""
-        if settings.out:
-            name = Path(image).stem if isinstance(image, str | Path) else str(number + 1)
-            out = Path(settings.out)
-            path = out if is_image_file(settings.out) else out / f"{name}.png"
-            write_image(pixels, path)
-            where = str(path)
+        pixels = as_image(denoised)
+        where = write_answer(pixels, settings.out, image, number)
         if not settings.noise:
             return Denoised(pixels, 255 * sigma, where)
         before, after = (float(psnr(x, clean)) for x in (noisy, denoised))

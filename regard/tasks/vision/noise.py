@@ -1,6 +1,5 @@
 """What a denoiser is told, learns from and writes: settings, noisy crops, images and scores."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,15 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from regard.data.augment import step_rng
 from regard.data.batches import Shuffled
-from regard.data.image_format import IMAGE_SUFFIXES
 from regard.data.media import BROKEN
 from regard.data.photos import Photo, load_photos, noise_of
-from regard.files import write_atomically
 from regard.metrics.image import psnr, ssim
 from regard.metrics.score import Score
 from regard.models import family
@@ -216,20 +212,7 @@ def with_noise(clean: Tensor, settings: NoisySettings) -> tuple[Tensor, float | 
     return clean + settings.noise / 255 * noise, settings.noise / 255 if sigma is None else sigma
 
 
-def is_image_file(out: str) -> bool:
-    """Tell whether a name is that of an image, and of no folder."""
-    return Path(out).suffix.lower() in IMAGE_SUFFIXES and not Path(out).is_dir()
-
-
 def as_image(image: Tensor) -> np.ndarray:
     """Return an image (c, h, w) from 0 to 1 as bytes (h, w) or (h, w, 3)."""
     pixels = (255 * image).round().clamp(0, 255).to(torch.uint8)
     return (pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy()
-
-
-def write_image(pixels: np.ndarray, path: Path) -> None:
-    """Write bytes as an image of the kind that the name says."""
-    stream = io.BytesIO()
-    kind = Image.registered_extensions()[path.suffix.lower()]
-    Image.fromarray(pixels).save(stream, kind)
-    write_atomically(path, stream.getvalue())

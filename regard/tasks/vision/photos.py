@@ -17,11 +17,13 @@ from regard.data.image_format import FITS, ImageFormat
 from regard.data.images import ImageData
 from regard.data.media import BROKEN
 from regard.modalities.image import IMAGE
-from regard.models import family
+from regard.models import family, task_changes
 from regard.settings import setting
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.settings import SHORT_KEYS, RunSettings, TrainSettings
+from regard.tasks.frame.tune import let_learn
 from regard.tasks.labels.settings import LabelEvalSettings
+from regard.tasks.parts import Task, usual_shape
 from regard.tasks.runner import Runner
 
 ViTConfig, _ = family("vit")
@@ -144,6 +146,40 @@ def use_share(data: ImageData, share: float) -> None:
     if share < 1:
         data.parts["train"] = some = train.part(share)
         data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
+
+
+def encoder_shape(
+    task: Task, values: Mapping[str, Any], origin: Origin | None, around: str
+) -> tuple[str, Any]:
+    """Family and config of the encoder of a larger model, such as a captioner.
+
+    They are those of `init`, which is such a model (of the family `around`) or an encoder, or else
+    those that are asked for.
+    """
+    if origin is not None and origin.family == around:
+        encoder = origin.model.config.encoder
+        return encoder.family, encoder.config
+    name = task.family_of(values, origin)
+    return name, replace(usual_shape(name, values, origin), **task_changes(name, "pretrain"))
+
+
+def begin_around(
+    model: Any, settings: ImageTrainSettings, origin: Origin | None, around: str, fresh: str = ""
+) -> None:
+    """Give a model around an encoder the weights of `init`, and let learn what is to.
+
+    Args:
+        model: the model, with its `encoder`.
+        settings: those of the training.
+        origin: such a model (of the family `around`), or an encoder.
+        around: family of the model.
+        fresh: how the names of weights begin that are not taken from such a model.
+    """
+    if origin is not None and origin.family == around:
+        origin.initialise(model, fresh)
+    elif origin is not None:
+        origin.initialise(model.encoder, "head.")
+    let_learn(model, settings, "decoder.")
 
 
 def captioned(data: ImageData, settings: ImageTrainSettings) -> CaptionData:

@@ -1,0 +1,83 @@
+"""How often captions of drawn scenes are right, and whether a word looks at the object it names.
+
+    python bench/scenes.py out=runs/scenes-data
+    python bench/pointing.py model=scenes data=runs/scenes-data part=valid
+
+A caption is right if it is one of the scene's own, to the letter. Then each true caption is read
+word by word: a colour or a shape points at its object if the middle of the place that has most of
+the word's attention lies in the object's mask (the pointing game, Zhang et al. 2018, without its
+tolerance). `chance` is the share of pixels that the objects cover: what pointing anywhere scores.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scenes import COLOURS, SHAPES
+
+import regard
+from regard.data.tokenizer import words_of_pieces
+from regard.viewer.image import caption_views
+
+NAMES = {**dict.fromkeys(COLOURS, "colour"), **dict.fromkeys(SHAPES, "shape")}
+
+
+def points_at(model: Any, image: Path, caption: str, objects: np.ndarray) -> list[tuple[str, bool]]:
+    """For each colour and shape of a caption, what it is and whether it points at its object.
+
+    `objects` is 1 where the object is that the caption names first, 2 where its second one is.
+    """
+    writer = model.predictor
+    ids = writer.tokenizer.encode(caption)
+    pixels = torch.from_numpy(writer.codec.format.read(image)).unsqueeze(0)
+    maps, _ = writer.maps(writer.codec.format.normalise(pixels), ids)
+    words, of = words_of_pieces(writer.tokenizer.pieces(ids))
+    size = (pixels.shape[2], pixels.shape[3])
+    view = caption_views(model.model.encoder, maps, size, words, of)[-1]
+    high, wide = model.model.encoder.grid(size)
+    found, named = [], 0
+    for number, word in enumerate(words):
+        kind = NAMES.get(word.strip())
+        named += kind == "colour"
+        if kind is None:
+            continue
+        place = int(view.weights.mean(0)[number].argmax())
+        row, column = (place // wide + 0.5) / high, (place % wide + 0.5) / wide
+        at = objects[int(row * len(objects)), int(column * objects.shape[1])]
+        found.append((kind, bool(at == named)))
+    return found
+
+
+def main(model: str, data: Path, part: str) -> None:
+    """Print the share of right captions, and of words that point at their object."""
+    captioner = regard.load(model)
+    captions: dict[str, list[str]] = {}
+    for line in (data / f"{part}.tsv").read_text().splitlines():
+        captions.setdefault(line.split("\t")[0], []).append(line.split("\t")[1])
+    written = captioner.run([str(data / name) for name in captions])
+    right = [str(said) in true for said, true in zip(written, captions.values(), strict=True)]
+    pointed: dict[str, list[bool]] = {"colour": [], "shape": []}
+    covered = []
+    for name, true in captions.items():
+        objects = np.asarray(Image.open(data / name.replace("images/", "objects/", 1)))
+        for turn, caption in enumerate(true):
+            seen = np.where(objects > 0, 3 - objects, 0) if turn else objects
+            for kind, hit in points_at(captioner, data / name, caption, seen):
+                pointed[kind].append(hit)
+        covered += [float((objects == n).mean()) for n in range(1, 1 + len(true))]
+    both = [*pointed["colour"], *pointed["shape"]]
+    print(f"{part}: {np.mean(right):.3f} of {len(right):,} captions exactly right")
+    print(
+        f"pointing game {np.mean(both):.3f} of {len(both):,} words (colours "
+        f"{np.mean(pointed['colour']):.3f}, shapes {np.mean(pointed['shape']):.3f}); "
+        f"chance {np.mean(covered):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    told = dict(word.split("=", 1) for word in sys.argv[1:])
+    folder = Path(told.get("data", "runs/scenes-data"))
+    main(told.get("model", "scenes"), folder, told.get("part", "valid"))
