@@ -3,10 +3,10 @@
     python bench/scenes.py out=runs/scenes-data
     python bench/pointing.py model=scenes data=runs/scenes-data part=valid
 
-A caption is right if it is one of the scene's own, to the letter. Then each true caption is read
-word by word: a colour or a shape points at its object if the middle of the place that has most of
-the word's attention lies in the object's mask (the pointing game, Zhang et al. 2018, without its
-tolerance). `chance` is the share of pixels that the objects cover: what pointing anywhere scores.
+A caption is right if it is one of the scene's own, to the letter. In the right ones, a colour or a
+shape points at its object if the middle of the place that has most of the word's attention lies in
+the object's mask (the pointing game, Zhang et al. 2018, without its tolerance). `chance` is the
+share of pixels that an object covers: what pointing anywhere scores.
 """
 
 import sys
@@ -51,22 +51,23 @@ def points_at(model: Any, image: Path, caption: str, objects: np.ndarray) -> lis
     return found
 
 
-def main(model: str, data: Path, part: str) -> None:
+def main(model: str, data: Path, part: str, **how: str) -> None:
     """Print the share of right captions, and of words that point at their object."""
     captioner = regard.load(model)
     captions: dict[str, list[str]] = {}
     for line in (data / f"{part}.tsv").read_text().splitlines():
         captions.setdefault(line.split("\t")[0], []).append(line.split("\t")[1])
-    written = captioner.run([str(data / name) for name in captions])
+    written = captioner.run([str(data / name) for name in captions], **how)
     right = [str(said) in true for said, true in zip(written, captions.values(), strict=True)]
     pointed: dict[str, list[bool]] = {"colour": [], "shape": []}
     covered = []
-    for name, true in captions.items():
+    for (name, true), said in zip(captions.items(), map(str, written), strict=True):
+        if said not in true:
+            continue
         objects = np.asarray(Image.open(data / name.replace("images/", "objects/", 1)))
-        for turn, caption in enumerate(true):
-            seen = np.where(objects > 0, 3 - objects, 0) if turn else objects
-            for kind, hit in points_at(captioner, data / name, caption, seen):
-                pointed[kind].append(hit)
+        seen = np.where(objects > 0, 3 - objects, 0) if true.index(said) else objects
+        for kind, hit in points_at(captioner, data / name, said, seen):
+            pointed[kind].append(hit)
         covered += [float((objects == n).mean()) for n in range(1, 1 + len(true))]
     both = [*pointed["colour"], *pointed["shape"]]
     print(f"{part}: {np.mean(right):.3f} of {len(right):,} captions exactly right")
@@ -79,5 +80,5 @@ def main(model: str, data: Path, part: str) -> None:
 
 if __name__ == "__main__":
     told = dict(word.split("=", 1) for word in sys.argv[1:])
-    folder = Path(told.get("data", "runs/scenes-data"))
-    main(told.get("model", "scenes"), folder, told.get("part", "valid"))
+    folder = Path(told.pop("data", "runs/scenes-data"))
+    main(told.pop("model", "scenes"), folder, told.pop("part", "valid"), **told)

@@ -94,7 +94,7 @@ def overlaid(photo: np.ndarray, mask: np.ndarray, classes: Sequence[str]) -> Ima
     """A photo (h, w) or (h, w, 3) tinted by the classes of its pixels; a background is not."""
     rgb = np.broadcast_to(photo[..., None] if photo.ndim == 2 else photo, (*mask.shape, 3))
     table = colours(classes)
-    share = _TINT * table.any(1)[mask][..., None]
+    share = _TINT * np.any(table, 1, keepdims=True)[mask]
     return Image.fromarray(((1 - share) * rgb + share * table[mask]).round().astype(np.uint8))
 
 
@@ -121,7 +121,7 @@ class Segmented(Answer[RunSegment]):
         """Share of the pixels of each class that is there, the largest first."""
         often = np.bincount(self.mask.ravel(), minlength=len(self.classes)) / self.mask.size
         order = [n for n in np.argsort(-often, kind="stable").tolist() if often[n]]
-        return {self.classes[n]: float(often[n]) for n in order}
+        return {str(self.classes[n]): float(often[n]) for n in order}
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.shares.items())
