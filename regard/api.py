@@ -704,6 +704,7 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
     kept; or regard, with quantise="int8" for a model that writes texts: its card tells what that
     costs on `data`.
     """
+    from regard.metrics.mixture import ALONE, MIXTURE_FILE
     from regard.pretrained.import_export import ExportSettings, export_model
 
     if "data" in settings:
@@ -717,7 +718,10 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
         from regard.onnx import export_onnx
 
         return Saved(str(export_onnx(load(model, task=asked.task), asked.out)))
-    return Saved(str(export_model(find_model(model), asked, _whole)))
+    folder = find_model(model)
+    if (folder / MIXTURE_FILE).exists():
+        raise UsageError(ALONE)
+    return Saved(str(export_model(folder, asked, _whole)))
 
 
 def _whole(folder: Path, model: "nn.Module", config: dict[str, Any]) -> Any:

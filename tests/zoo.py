@@ -244,7 +244,9 @@ ANIMALS = {
         turned,
         {**SMALL, "pieces": 300, "steps": 2, "valid_every": 2, "vocabularies": "joint"},
     ),
-    "classify": Animal("classify", colours, {**LABELS, "steps": 80, "valid_every": 40}),
+    "classify": Animal(
+        "classify", colours, {**LABELS, "steps": 80, "valid_every": 40, "linear": False}
+    ),
     "tag": Animal("tag", walks, {**LABELS, "steps": 120, "valid_every": 60}),
     "text": Animal(
         "text",
@@ -267,7 +269,7 @@ ANIMALS = {
         stripes,
         {
             **{**WIDER, "depth": 2, "batch": 16, "warmup": 5, "lr": 0.003, "ema": 0.8},
-            **{"steps": 60, "valid_every": 15, "augment": "crop"},
+            **{"steps": 60, "valid_every": 15, "augment": "crop", "linear": False},
         },
     ),
     "caption": Animal(
@@ -301,14 +303,17 @@ ANIMALS = {
     "series": Animal(
         "classify",
         waves,
-        {"depth": 1, "width": 32, "chunk": 4, "steps": 60, "lr": 0.01, "valid_every": 60},
+        {
+            **{"depth": 1, "width": 32, "chunk": 4, "steps": 60, "lr": 0.01, "valid_every": 60},
+            **{"linear": False},
+        },
     ),
     "sounds": Animal(
         "classify",
         lambda folder: sound_folders(folder, 90),
         {
             **{**HEARD, "model.channels": 8, "batch_seconds": 8, "time_masks": 1, "valid": 0.2},
-            **{"frequency_masks": 0, "steps": 60, "valid_every": 30},
+            **{"frequency_masks": 0, "steps": 60, "valid_every": 30, "linear": False},
         },
     ),
     "transcribe": Animal(

@@ -20,6 +20,7 @@ class TokenRow(NamedTuple):
     features: np.ndarray | None = None  # (tokens, kinds)
     truncated: bool = False
     words: Sequence[str] = ()  # if their ids do not tell them
+    text: str = ""  # the whole of it, for what reads no tokens
 
 
 class TextBatch(NamedTuple):
@@ -86,15 +87,16 @@ class RowEncoder:
         if self.features is not None:
             split = [split_words(text) for text in texts]
             pairs = zip(split, keys or [None] * len(texts), strict=True)
-            return [self.words(words, max_length, key) for words, key in pairs]
+            rows = [self.words(words, max_length, key) for words, key in pairs]
+            return [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
         if keys and self.sampler is not None:
             pairs = zip(texts, keys, strict=True)
             tokens = [self.sampler.encode(text, key) for text, key in pairs]
         else:
             tokens = self.tokenizer.encode_batch(texts)
         return [
-            self._framed(ids[:room], range(min(room, len(ids))), None, len(ids) > room)
-            for ids in tokens
+            self._framed(ids[:room], range(min(room, len(ids))), None, len(ids) > room, text)
+            for ids, text in zip(tokens, texts, strict=True)
         ]
 
     def words(self, words: Sequence[str], max_length: int, key: int | None = None) -> TokenRow:
@@ -134,6 +136,7 @@ class RowEncoder:
         word_ids: Sequence[int],
         features: np.ndarray | None,
         truncated: bool,
+        text: str = "",
     ) -> TokenRow:
         around = len(self.before), len(self.after)
         row = np.array([*self.before, *ids, *self.after], dtype=np.int64)
@@ -142,7 +145,7 @@ class RowEncoder:
         words = np.pad(np.array(word_ids, dtype=np.int64), around, constant_values=-1)
         if features is not None:
             features = np.pad(features[np.array(word_ids, dtype=np.int64)], (around, (0, 0)))
-        return TokenRow(row, words, features, truncated)
+        return TokenRow(row, words, features, truncated, text=text)
 
 
 class TextBatches:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from regard.metrics.mixture import MIXED_ROWS
 from regard.modalities.base import plural
 from regard.tasks.frame.recipe import parameters
 from regard.tasks.prepare import PreparedRun, prepare
@@ -62,8 +63,9 @@ def forecast_training(
             data, rows = kind.inputs.write_sample(Path(folder), sample, kind.target, values)
             given = {"data": data} | ({"size": values["size"]} if values["size"] else {})
             given |= {"few": False} if kind.few_rows else {}
-            broken = any(field.name == "broken" for field in fields(kind.Train))
-            given |= {"broken": "skip"} if broken else {}
+            known = {field.name for field in fields(kind.Train)}
+            given |= {"broken": "skip"} if "broken" in known else {}
+            given |= {"linear": False} if "linear" in known and total > MIXED_ROWS else {}
         if not rows:
             return None
         out = Path(folder) / "run"

@@ -17,6 +17,7 @@ from regard.files import write_atomically
 from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
 from regard.metrics.linear import fit_ngrams, fit_vectors, ngram_logits, vector_logits
+from regard.metrics.mixture import Mixture
 
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
@@ -25,6 +26,7 @@ _MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
 _MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
 _MAX_BASELINE_WORDS = 400  # of a text
 _MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
+MAX_LABELS = _MAX_BASELINE_TABLE // 1000  # that a simple classifier is fitted to
 _MAX_BYTES = 2**26  # of a file
 _BASELINE_SIDE = 16  # pixels that images are downsampled to
 
@@ -42,6 +44,7 @@ class Baseline(NamedTuple):
     names: tuple[str, ...]  # of its arrays, sorted
     is_valid: Callable[[Arrays, int], bool]  # whether arrays are of so many labels
     multilabel: str = ""  # the classifier of its kind for any number of labels a row
+    logits: Callable[[Any, Arrays], np.ndarray] | None = None  # (n, labels), of a linear one
 
 
 def _hash(words: Iterable[str]) -> np.ndarray:
@@ -177,7 +180,7 @@ def block_means(values: np.ndarray) -> np.ndarray:
     """Series (n, c) averaged over stretches of steps, as one vector of a fixed size."""
     ends = np.arange(_BASELINE_SIDE + 1) * len(values) // _BASELINE_SIDE
     parts = [values[a : max(b, a + 1)].mean(0) for a, b in zip(ends, ends[1:], strict=False)]
-    return np.concatenate(parts)[: _MAX_BASELINE_TABLE // 1000]
+    return np.concatenate(parts)[:MAX_LABELS]
 
 
 def _valid_bayes(tables: Arrays, labels: int) -> bool:
@@ -205,7 +208,7 @@ def _linear(fit: Any, logits: Any, *more: str, multilabel: str = "") -> Baseline
     def predict(inputs: Any, tables: Arrays, labels: int) -> np.ndarray:
         return logits(inputs, tables).argmax(1)
 
-    return Baseline(fit, predict, names, _valid_linear, multilabel)
+    return Baseline(fit, predict, names, _valid_linear, multilabel, logits)
 
 
 def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
@@ -240,11 +243,15 @@ _FORMER = ("naive Bayes", *(f"the nearest mean {it}" for it in ("image", "series
 
 @dataclass(frozen=True)
 class Baselines:
-    """The majority class (or set of labels), and a fitted simple classifier."""
+    """The majority class (or set of labels), and a fitted simple classifier.
+
+    Where a model is made of an encoder and this classifier, `mixture` has the weights of both.
+    """
 
     commonest: np.ndarray  # the labels of the most frequent answer, (labels,)
     kind: str = ""
     tables: Arrays | None = None
+    mixture: Mixture | None = None
 
     @classmethod
     def fit(cls, kind: str, inputs: Any, targets: np.ndarray) -> "Baselines":
@@ -254,7 +261,7 @@ class Baselines:
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
         kind = kind if single else BASELINES[kind].multilabel
-        if not kind or labels > _MAX_BASELINE_TABLE // 1000 or len(rows) < 2:
+        if not kind or labels > MAX_LABELS or len(rows) < 2:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]
@@ -275,6 +282,13 @@ class Baselines:
             for name, table in predictions.items()
         }
 
+    def logits(self, inputs: Any) -> np.ndarray:
+        """Logits (n, labels) of a linear model."""
+        logits = BASELINES[self.kind].logits if self.kind else None
+        if logits is None or self.tables is None:
+            raise UsageError("this model has no linear part, but a file that says how to add it")
+        return logits(inputs, self.tables)
+
     @property
     def chosen(self) -> str:
         """What of a linear model was chosen on held-out training rows, if there is one."""
@@ -290,7 +304,10 @@ class Baselines:
     def load(cls, folder: Path, labels: int) -> "Baselines | None":
         """Read those of a folder, if there are any, or say what is wrong with the file."""
         path = folder / BASELINE_FILE
+        mixture = Mixture.load(folder)
         if not path.is_file():
+            if mixture is not None:
+                raise UsageError(f"{path}: missing, and it is a part of the model; restore it")
             return None
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{path}: larger than {_MAX_BYTES:,} bytes; remove it")
@@ -310,4 +327,6 @@ class Baselines:
         good = known and valid
         if commonest.shape != (labels,) or not good:
             raise UsageError(f"{path}: not the baselines of {labels} labels; remove it")
-        return cls(commonest.astype(bool), kind, tables if kind else None)
+        if mixture is not None and (baseline is None or baseline.logits is None):
+            raise UsageError(f"{path}: no linear model, which is a part of the model; restore it")
+        return cls(commonest.astype(bool), kind, tables if kind else None, mixture)

@@ -4,7 +4,8 @@ scikit-learn fits it; what is kept are plain arrays, by which it predicts withou
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +15,32 @@ from torch.nn import functional as F
 from regard.data.features import split_words
 from regard.errors import UsageError
 
-_MAX_WORDS = 1000  # of a text that are read
+_MAX_LETTERS = 6000  # of a text that are read
+_MAX_SPELLED = 3_000_000  # letters of all texts up to which n-grams of these are read
+_MAX_READ = 24_000_000  # letters of all texts that are fitted; of more, evenly spaced texts
+_AT_ONCE = 256  # texts whose n-grams are in memory while they are labelled
+_MAX_COMPARED = 500_000  # rows times labels up to which costly candidates are tried
+_MAX_PRODUCTS = 10**9  # the same times the numbers of a vector
 _MAX_WEIGHTS = 2**21  # n-grams times labels that are kept, the most frequent ones
 _LENGTHS = range(2, 6)  # of n-grams of characters
 _FOLDS, _SMALL = 5, 2000  # held out in turn up to so many rows; of more rows, one of them
 _SVM = (0.3, 1.0, 3.0)  # C of a linear SVM of n-grams
+_BAYES = (0.1, 0.3)  # that naive Bayes adds to what it counts
 _LOGISTIC = (0.01, 0.1, 1.0, 10.0)  # C of a logistic regression of standardised numbers
+_RIDGE = (10.0, 100.0, 1000.0)  # penalty of a least-squares classifier of the same
 _SCALES = 2.0 ** np.arange(-4, 5)  # by which decisions become logits
+_SMOOTHING = 0.02  # of labels, so that rows which are all right ask for no endless scale
 _UNSEEN = -30.0  # logit of a label that no row has
 
 Arrays = dict[str, np.ndarray]
+
+
+class _Candidate(NamedTuple):
+    """A model that may be chosen: the columns that it reads, what makes it, and its name."""
+
+    columns: np.ndarray
+    make: Callable[[], Any]
+    name: str
 
 
 class _Held(NamedTuple):
@@ -34,19 +51,19 @@ class _Held(NamedTuple):
     scale: float
 
 
-def ngrams(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Text and key of every n-gram: of one or two words, or of characters of a word.
+def ngrams(texts: Sequence[str], spelled: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Text and key of every n-gram: of one or two words and, if spelled, of characters of a word.
 
     The lowest bit of a key tells n-grams of characters from those of words.
     """
-    split = [split_words(text.lower())[:_MAX_WORDS] for text in texts]
+    split = [split_words(text[:_MAX_LETTERS].lower()) for text in texts]
     words = np.array([zlib.crc32(w.encode(errors="replace")) for some in split for w in some])
     words = words.astype(np.uint64)
     owner = np.repeat(np.arange(len(texts)), [len(some) for some in split])
     beside = owner[1:] == owner[:-1]
     keys = [words << np.uint64(1), (_mixed(words[:-1], words[1:]) << np.uint64(1))[beside]]
     rows = [owner, owner[1:][beside]]
-    joined = [f" {' '.join(some)} " if some else "" for some in split]
+    joined = [f" {' '.join(some)} " if some and spelled else "" for some in split]
     points = np.frombuffer("".join(joined).encode("utf-32-le", "replace"), np.uint32)
     places = np.repeat(np.arange(len(texts)), [len(one) for one in joined])
     spaces = np.append(0, np.cumsum(points == 32))
@@ -88,11 +105,16 @@ def _weigh(
 
 
 def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
-    """Fit a linear SVM to the n-grams of texts: of words, or of words and characters."""
+    """Fit a linear model to the n-grams of texts: of words, or of words and characters."""
     from scipy.sparse import csr_matrix
+    from sklearn.naive_bayes import MultinomialNB
     from sklearn.svm import LinearSVC
 
-    rows, found = ngrams(texts)
+    letters = sum(min(_MAX_LETTERS, len(text)) for text in texts)
+    if letters > _MAX_READ:
+        some = np.linspace(0, len(texts) - 1, len(texts) * _MAX_READ // letters).astype(np.int64)
+        texts, numbers = [texts[int(i)] for i in some], numbers[some]
+    rows, found = ngrams(texts, spelled=letters <= _MAX_SPELLED)
     keys, place = np.unique(found, return_inverse=True)
     pairs = np.unique(rows * np.int64(max(1, len(keys))) + place) % max(1, len(keys))
     often = np.bincount(pairs, minlength=len(keys))
@@ -105,11 +127,17 @@ def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
     matrix = csr_matrix(
         (weighted.values, (weighted.rows, weighted.columns)), (len(texts), len(keys))
     )
-    of_words = np.nonzero((keys & 1) == 0)[0]
+    of_words, whole = np.nonzero((keys & 1) == 0)[0], np.arange(len(keys))
+    read = [("words", of_words)]
+    read += [("words and characters", whole)] if len(of_words) < len(keys) else []
+    models = [(f"naive Bayes, alpha={a:g}", partial(MultinomialNB, alpha=a)) for a in _BAYES]
+    if len(texts) * labels <= _MAX_COMPARED:
+        svm = partial(LinearSVC, random_state=0)
+        models += [(f"linear SVM, C={c:g}", partial(svm, C=c)) for c in _SVM]
     candidates = [
-        (some, lambda c=c: LinearSVC(C=c, random_state=0), f"{what}, linear SVM, C={c:g}")
-        for some, what in ((of_words, "words"), (np.arange(len(keys)), "words and characters"))
-        for c in _SVM
+        _Candidate(some, make, f"{what}, {name}")
+        for what, some in read
+        for name, make in models
         if len(some)
     ]
     fitted = _choose(matrix, numbers, labels, candidates)
@@ -119,9 +147,14 @@ def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
 
 def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
     """Logits (n, labels) of texts; n-grams that were not seen are ignored."""
+    parts = [texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE)]
+    return np.concatenate([_some_logits(some, tables) for some in parts] or [tables["bias"][:0]])
+
+
+def _some_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
     keys, weights = tables["keys"], torch.from_numpy(tables["weights"])
     logits = np.tile(tables["bias"], (len(texts), 1))
-    rows, found = ngrams(texts)
+    rows, found = ngrams(texts, spelled=bool((keys & 1).any()))
     if not len(found) or not len(keys):
         return logits
     place = np.minimum(np.searchsorted(keys, found), len(keys) - 1)
@@ -134,16 +167,17 @@ def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
 
 
 def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
-    """Fit a logistic regression to standardised vectors (n, d)."""
-    from sklearn.linear_model import LogisticRegression
+    """Fit a linear model to standardised vectors (n, d)."""
+    from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
     mean, spread = vectors.mean(0), vectors.std(0)
     scale = 1 / (spread + 1e-3 * max(float(spread.mean()), 1e-6))
     whole = np.arange(vectors.shape[1])
-    candidates = [
-        (whole, lambda c=c: LogisticRegression(C=c, tol=0.01, max_iter=100), f"logistic, C={c:g}")
-        for c in _LOGISTIC
-    ]
+    models = [(f"ridge, alpha={a:g}", partial(RidgeClassifier, alpha=a)) for a in _RIDGE]
+    if vectors.size * labels <= _MAX_PRODUCTS:
+        logistic = partial(LogisticRegression, tol=0.01, max_iter=100)
+        models += [(f"logistic, C={c:g}", partial(logistic, C=c)) for c in _LOGISTIC]
+    candidates = [_Candidate(whole, make, name) for name, make in models]
     fitted = _choose((vectors - mean) * scale, numbers, labels, candidates)
     del fitted["columns"]
     weights = (fitted["weights"] * scale[:, None]).astype(np.float32)
@@ -159,22 +193,23 @@ def vector_logits(vectors: np.ndarray, tables: Arrays) -> np.ndarray:
             f"a linear model of {len(weights)} numbers, but inputs of {vectors.shape[1]}; "
             "give inputs of the size that it was trained on"
         )
-    return vectors @ weights + tables["bias"]
+    rows = [row @ weights for row in vectors]  # one by one: a product rounds by its shape
+    return np.stack([*rows, *weights[:0]]).reshape(-1, weights.shape[1]) + tables["bias"]
 
 
-def _choose(matrix: Any, numbers: np.ndarray, labels: int, candidates: Sequence[Any]) -> Arrays:
+def _choose(
+    matrix: Any, numbers: np.ndarray, labels: int, candidates: Sequence[_Candidate]
+) -> Arrays:
     """Weights of the candidate that is right most often on rows that are held out.
 
     `chosen` tells in words which, as bytes, and how often it was right.
     """
     import warnings
 
-    from sklearn.exceptions import ConvergenceWarning
-
     fold = np.arange(len(numbers)) % _FOLDS
     turns = range(_FOLDS if len(numbers) <= _SMALL else 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore")  # that it has not converged, or a label has few rows
         held = [_held_out(matrix, numbers, labels, one, fold, turns) for one in candidates]
         best = max(range(len(held)), key=lambda n: (held[n].accuracy, -held[n].loss))
         columns, make, told = candidates[best]
@@ -190,7 +225,12 @@ def _choose(matrix: Any, numbers: np.ndarray, labels: int, candidates: Sequence[
 
 
 def _held_out(
-    matrix: Any, numbers: np.ndarray, labels: int, candidate: Any, fold: np.ndarray, turns: range
+    matrix: Any,
+    numbers: np.ndarray,
+    labels: int,
+    candidate: _Candidate,
+    fold: np.ndarray,
+    turns: range,
 ) -> _Held:
     """Accuracy of a candidate on rows that are held out in turn, and the best scale of logits."""
     columns, make, _ = candidate
@@ -206,7 +246,8 @@ def _held_out(
         return _Held(0, 0, 1)
     decisions, wanted = torch.from_numpy(np.concatenate(logits)), np.concatenate(right)
     target = torch.from_numpy(wanted)
-    losses = [float(F.cross_entropy(scale * decisions, target)) for scale in _SCALES]
+    smooth: Any = {"label_smoothing": _SMOOTHING}
+    losses = [float(F.cross_entropy(scale * decisions, target, **smooth)) for scale in _SCALES]
     accuracy = float((decisions.argmax(1) == target).float().mean())
     return _Held(accuracy, min(losses), float(_SCALES[int(np.argmin(losses))]))
 
@@ -216,7 +257,10 @@ def _fitted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weights (d, labels) and bias (labels,) of a scikit-learn model fitted to rows."""
     model.fit(matrix, numbers)
-    weights, bias = model.coef_.T, np.atleast_1d(model.intercept_)
+    if hasattr(model, "coef_"):
+        weights, bias = np.atleast_2d(model.coef_).T, np.atleast_1d(model.intercept_)
+    else:  # naive Bayes
+        weights, bias = model.feature_log_prob_.T, model.class_log_prior_
     if weights.shape[1] == 1:  # of two labels, the second against the first
         weights, bias = np.hstack([-weights, weights]) / 2, np.array([-bias[0], bias[0]]) / 2
     whole, biases = np.zeros((len(weights), labels)), np.full(labels, _UNSEEN)

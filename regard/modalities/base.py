@@ -521,4 +521,8 @@ class Modality(Generic[Raw, F, D]):
 
     def vectors(self, part: Any, format: F) -> Any:
         """Inputs of a part as the baseline reads them."""
+        return self.features(self.raws(part, format), format)
+
+    def features(self, raws: Sequence[Any], format: F) -> Any:
+        """What a linear model reads of inputs that were read."""
         raise NotImplementedError

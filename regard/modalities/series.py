@@ -252,10 +252,6 @@ class Series(Modality[Tensor, SeriesFormat, SeriesData]):
         """Batches of augmented series."""
         return SeriesBatches(self.raws(part, format), part.labels, settings, labels)
 
-    def vectors(self, part: SeriesSet, format: SeriesFormat) -> np.ndarray:
-        """Means of stretches and what kernels find in the series of a part."""
-        return self.features(self.raws(part, format), format)
-
     def features(self, raws: Sequence[Tensor], format: SeriesFormat) -> np.ndarray:
         """Means of stretches (n, d), and how often kernels of many widths answer."""
         flat = [x.flatten(1).float() for x in raws]

@@ -376,10 +376,6 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
         bar = strength[torch.from_numpy(moments.clip(max=places - 1))].numpy()[None]
         return DrawnInput(pixels, bar, (f"frame {frames}",))
 
-    def vectors(self, part: Sounds, format: SoundFormat) -> np.ndarray:
-        """Band energies of the sounds of a part."""
-        return self.features(self.raws(part, format), format)
-
     def features(self, raws: Sequence[np.ndarray], format: SoundFormat) -> np.ndarray:
         """Log energies of bands in stretches of sounds (n, d), and the log of their length."""
         found = []

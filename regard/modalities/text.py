@@ -224,6 +224,10 @@ class Text(Modality[Any, TextFormat, LabelData]):
         """Texts or words."""
         return [unit for item in part for unit, _ in item.units]
 
+    def features(self, raws: Sequence[TokenRow], format: TextFormat) -> list[str]:
+        """The texts themselves."""
+        return [row.text for row in raws]
+
 
 class Words(Text):
     """Texts, or lists of their words."""

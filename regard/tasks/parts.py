@@ -190,6 +190,7 @@ class Lesson:
         lr_scales: learning-rate multipliers by the beginning of a parameter's name.
         published: the part of the model that the folder is of, if not all.
         publish: writes weights that are not written as a whole.
+        beside: writes what belongs to weights that are published with such scores.
         generation: how the model decodes by default, for generation_config.json.
         runs_as: the task that the trained model is run by, if another.
         finish: what remains to be done with the published folder.
@@ -207,6 +208,7 @@ class Lesson:
     lr_scales: Mapping[str, float] = field(default_factory=dict[str, float])
     published: nn.Module | None = None
     publish: Callable[[Path, dict[str, Tensor]], None] | None = None
+    beside: Callable[[Path, Mapping[str, float]], None] = lambda folder, scores: None
     generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
     runs_as: str = ""
     finish: Callable[[Path], None] = lambda folder: None

@@ -294,6 +294,7 @@ def fit(
         whole = {**state_of(model), **weights}
         unseal(folder)
         (lesson.publish or save_weights)(folder, merged(model, whole))
+        lesson.beside(folder, scores)
         title, threads = lesson.title or run.task.name, torch.get_num_threads()
         told = (run.task.name, title, scores, count, threads, baselines)
         card = model_card(*told, chosen=str(choice or ""))

@@ -20,8 +20,13 @@ from regard.tasks.frame.settings import (
 )
 from regard.tasks.labels.classifier import classifier
 from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import LabelObjective, load_label_codec
-from regard.tasks.labels.settings import LabelEvalSettings, LabelTrainSettings, OneLabelRun
+from regard.tasks.labels.objective import LabelObjective, load_label_codec, with_linear
+from regard.tasks.labels.settings import (
+    LabelEvalSettings,
+    LabelTrainSettings,
+    LinearTrain,
+    OneLabelRun,
+)
 from regard.tasks.parts import Choice, Task
 
 SeriesConfig, _ = family("series")
@@ -43,7 +48,7 @@ class SeriesColumnSettings:
 
 
 @dataclass(frozen=True)
-class TrainSeries(SeriesColumnSettings, LabelTrainSettings):
+class TrainSeries(SeriesColumnSettings, LinearTrain, LabelTrainSettings):
     """What a training of a classifier of series can be told."""
 
     schedule: str = "cosine"
@@ -98,7 +103,7 @@ class SeriesLabels(LabelObjective[TrainSeries, SeriesData]):
     ) -> tuple[TrainSeries, Choice | None]:
         """Cut series into chunks by how long they are, unless told or already trained."""
         if values.get("init") or {"chunk", "model.chunk"} & values.keys():
-            return settings, None
+            return with_linear(settings, data)
         shapes = [item.values.shape[:-1] for item in data["train"].items]
         sides = [max(shape[axis] for shape in shapes) for axis in range(len(shapes[0]))]
         most = max(1, int(_TOKENS ** (1 / len(sides))))
@@ -107,7 +112,7 @@ class SeriesLabels(LabelObjective[TrainSeries, SeriesData]):
         settings = replace(settings, model=replace(settings.model, chunk=chunk, max_length=longest))
         given = {"chunk": ",".join(map(str, chunk)), "max_length": longest}
         why = f"series of up to {' x '.join(map(str, sides))} steps"
-        return settings, Choice(why, given, "give chunk= to choose")
+        return with_linear(settings, data, Choice(why, given, "give chunk= to choose"))
 
 
 CLASSIFY_SERIES = Task(

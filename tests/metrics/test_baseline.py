@@ -343,7 +343,7 @@ def test_few_texts_begin_where_naive_bayes_ends(tmp_path):
     found = {}
     for name in ("naive_bayes", "random"):
         out = tmp_path / name
-        still = {"steps": 1, "lr": 0.0, "valid": held, "threads": 1, "quiet": True}
+        still = {"steps": 1, "lr": 0.0, "valid": held, "threads": 1, "quiet": True, "linear": False}
         regard.train("classify", data=data, out=out, embeddings=name, pieces=300, **still)
         judged: Any = regard.evaluate(out, data=held)
         found[name] = judged.scores[0].value

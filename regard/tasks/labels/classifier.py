@@ -105,10 +105,15 @@ class Classifier(Predictor[Classified]):
         return answers
 
     def logits(self, raws: Sequence[Any], settings: Asked) -> Tensor:
-        """Logits (n, labels) of inputs that were read, by one pass."""
+        """Logits (n, labels) of inputs that were read, by one pass; a linear part is added."""
         inputs = self.modality.collate(raws, self.codec.format, self.device)
         named = isinstance(inputs, Mapping)
-        return self.model(**inputs) if named else self.model(*inputs)
+        logits = self.model(**inputs) if named else self.model(*inputs)
+        beside = self.codec.baselines
+        if beside is None or beside.mixture is None:
+            return logits
+        linear = torch.from_numpy(beside.logits(self.modality.features(raws, self.codec.format)))
+        return beside.mixture.logits(logits, linear.to(logits.device))
 
     @torch.inference_mode()
     def probabilities(self, raws: Sequence[Any], settings: Asked) -> np.ndarray:

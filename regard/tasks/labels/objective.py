@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from typing_extensions import TypeVar
 from regard.data.labels import label_list
 from regard.data.parts import Dataset
 from regard.errors import UsageError
-from regard.metrics.baselines import Baselines
+from regard.metrics.baselines import MAX_LABELS, Baselines
+from regard.metrics.mixture import MIXED_ROWS, Mixture, save_mixture
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import LabelledBatch, Modality, NoneOfThese
 from regard.models import task_changes
@@ -27,10 +29,11 @@ from regard.tasks.labels.decision import threshold_of
 from regard.tasks.labels.judge import LabelJudge, baseline_scores, valid_scores
 from regard.tasks.labels.settings import (
     LabelTrainSettings,
+    LinearTrain,
     NoneTrain,
     saved_labels_and_baselines,
 )
-from regard.tasks.parts import Batches, D, Learnt, Lesson, Objective, build_model
+from regard.tasks.parts import Batches, Choice, D, Learnt, Lesson, Objective, build_model
 from regard.tasks.runner import Runner
 from regard.training.label_loss import class_weights, imbalance_notes, target_loss
 
@@ -81,6 +84,10 @@ class LabelObjective(Objective[S, D, C]):
         label_list([(data.classes[i],) for i in numbers], str(settings.data))
         return data
 
+    def suit(self, settings: S, values: Mapping[str, Any], data: D) -> tuple[S, Choice | None]:
+        """Add a linear model where rows are few, unless told."""
+        return with_linear(settings, data)
+
     def codec(self, data: D, settings: S, learnt: Learnt, origin: Origin | None) -> C:
         """Labels of the data, the format of its inputs, and a simple classifier to compare with."""
         format = self.modality.settle(data, settings.format(origin))
@@ -108,6 +115,34 @@ class LabelObjective(Objective[S, D, C]):
         batches = self.modality.batches(train, codec.format, settings, len(codec.labels))
         facts = {self.modality.many: len(train)}
         return label_lesson(runner, data, settings, batches, loss, facts, dynamic=self.dynamic)
+
+
+def with_linear(
+    settings: S, data: Dataset[Any], choice: Choice | None = None
+) -> tuple[S, Choice | None]:
+    """Settings that say whether a linear model is added, and what else was chosen for the data.
+
+    It is where rows are few and have one label each, and no trained model is started from.
+    """
+    if not isinstance(settings, LinearTrain):
+        return settings, choice
+    rows, labels = len(data["train"]), len(data.classes)
+    fits = 2 <= labels <= MAX_LABELS and not getattr(data, "multilabel", False)
+    if settings.linear and not fits:
+        raise UsageError(
+            f"linear=true is for one of 2 to {MAX_LABELS:,} labels an input; leave it out"
+        )
+    if settings.linear is not None:
+        return settings, choice
+    adds: Any = {"linear": bool(fits and rows <= MIXED_ROWS and not settings.init)}
+    settings = replace(settings, **adds)
+    if not adds["linear"]:
+        return settings, choice
+    told, remedy = {"linear": "true"}, "linear=false leaves the encoder alone"
+    if choice is None:
+        return settings, Choice(f"{rows:,} training rows (up to {MIXED_ROWS:,})", told, remedy)
+    told, remedy = {**choice.settings, **told}, f"{choice.remedy}; {remedy}"
+    return settings, Choice(choice.why, told, remedy)
 
 
 def with_baselines(codec: C, train: Any) -> C:
@@ -155,12 +190,25 @@ def label_lesson(
     if codec.baselines is not None and codec.baselines.chosen:
         facts = {**facts, "linear": codec.baselines.chosen}
 
+    @cache
+    def of_linear() -> tuple[Tensor, Tensor]:
+        """Logits of the linear model, and the number of the label, of validation rows."""
+        valid = data["valid"]
+        found = codec.baselines.logits(modality.vectors(valid, codec.format))
+        right = modality.label_table(valid, codec.labels).argmax(1)
+        return torch.from_numpy(found), torch.from_numpy(right)
+
+    linear = of_linear if isinstance(settings, LinearTrain) and settings.linear else None
+
     def validate(share: float) -> dict[str, float]:
         valid, plain = data["valid"], predictor.plain
         if several:
             plain = replace(plain, threshold=threshold_of(settings))
-        probs = predictor.part_probabilities(valid, plain)
-        return valid_scores(judge.results(runner, valid, probs, plain), weights is not None)
+        probs, more = predictor.part_probabilities(valid, plain), {}
+        if linear is not None:
+            probs, more = mixed(probs, *linear())
+        scores = valid_scores(judge.results(runner, valid, probs, plain), weights is not None)
+        return {**scores, **more}
 
     def finish(folder: Path) -> None:
         if isinstance(settings, NoneTrain) and settings.none:
@@ -177,9 +225,21 @@ def label_lesson(
         title=f"{how} of {len(codec.labels)} labels for {article} {one}",
         facts={"labels": len(codec.labels), **facts},
         baselines=lambda: baseline_scores(codec, data["valid"]),
+        beside=save_mixture,
         finish=finish,
         dynamic=dynamic,
     )
+
+
+def mixed(
+    probs: np.ndarray, linear: Tensor, targets: Tensor
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Probabilities (n, labels) of an encoder and a linear model together, and the weights."""
+    encoder = torch.from_numpy(probs).float().clamp(min=1e-30).log()
+    chosen = Mixture.choose(encoder, linear, targets)
+    right = float((encoder.argmax(1) == targets).float().mean())
+    both = chosen.logits(encoder, linear).softmax(-1).numpy()
+    return both, {"encoder_accuracy": 100 * right, **chosen.scores}
 
 
 def tokens_of(runner: Runner[Any], batch: Any) -> int:

@@ -39,6 +39,15 @@ class LabelTrainSettings(TrainSettings):
 
 
 @dataclass(frozen=True)
+class LinearTrain:
+    """What a training can be told of a linear model beside the encoder."""
+
+    linear: bool | None = setting(
+        None, "add a linear model to the encoder; true up to 20,000 rows unless given"
+    )
+
+
+@dataclass(frozen=True)
 class NoneTrain:
     """What a training can be told of inputs that are to get no label."""
 

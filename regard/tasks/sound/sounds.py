@@ -17,6 +17,7 @@ from regard.tasks.labels.objective import LabelObjective, load_label_codec
 from regard.tasks.labels.settings import (
     LabelEvalSettings,
     LabelTrainSettings,
+    LinearTrain,
     NoneTrain,
     OneLabelRun,
 )
@@ -32,7 +33,7 @@ from regard.viewer.settings import SoundLookSettings
 
 
 @dataclass(frozen=True)
-class TrainSounds(NoneTrain, SoundTrainSettings, LabelTrainSettings):
+class TrainSounds(NoneTrain, LinearTrain, SoundTrainSettings, LabelTrainSettings):
     """What a training of a sound classifier can be told."""
 
     columns: str | None = setting(

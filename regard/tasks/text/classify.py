@@ -30,7 +30,8 @@ from regard.tasks.frame.settings import Asked
 from regard.tasks.labels.classifier import Classifier, classifier
 from regard.tasks.labels.decision import NUMBER, ONE_LABEL, SEVERAL_LABELS, SeveralLabels
 from regard.tasks.labels.judge import LabelJudge
-from regard.tasks.labels.objective import label_lesson
+from regard.tasks.labels.objective import label_lesson, with_linear
+from regard.tasks.labels.settings import LinearTrain
 from regard.tasks.parts import Choice, Learnt, Lesson, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
@@ -69,7 +70,7 @@ class ExampleSettings:
 
 
 @dataclass(frozen=True)
-class ClassifyTrain(ExampleSettings, LabelTrain):
+class ClassifyTrain(ExampleSettings, LinearTrain, LabelTrain):
     """What a training of a classifier can be told."""
 
     labels: str = setting("coarse", "of labels such as NUM:date", choices=FINENESS, group="data")
@@ -244,7 +245,7 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
     ) -> tuple[ClassifyTrain, Choice | None]:
         """Settings that suit few texts where the user gave none, unless few=false."""
         if data.multilabel or not settings.few:
-            return settings, None
+            return with_linear(settings, data)
         train, size = data["train"], len(data.classes)
 
         def gain() -> float:
@@ -253,9 +254,9 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
 
         why, few = few_text_settings(values, LABEL_SHORT_KEYS, len(train), gain)
         if not few:
-            return settings, None
+            return with_linear(settings, data)
         choice = Choice(why, few, f"few=false keeps what size={settings.size} has")
-        return CLASSIFY.resolve({**values, **few}), choice
+        return with_linear(CLASSIFY.resolve({**values, **few}), data, choice)
 
     def codec(
         self, data: LabelData, settings: ClassifyTrain, learnt: Learnt, origin: Origin | None

@@ -22,7 +22,12 @@ from regard.tasks.frame.settings import Asked, derived
 from regard.tasks.labels.classifier import Classifier, classifier
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import LabelObjective, label_lesson, load_label_codec
-from regard.tasks.labels.settings import LabelTrainSettings, NoneTrain, OneLabelRun
+from regard.tasks.labels.settings import (
+    LabelTrainSettings,
+    LinearTrain,
+    NoneTrain,
+    OneLabelRun,
+)
 from regard.tasks.parts import Lesson, Task
 from regard.tasks.runner import Runner
 from regard.tasks.vision.distillation import DISTILS, Taught, Teacher, two_heads
@@ -40,7 +45,7 @@ from regard.viewer.settings import ImageLookSettings
 
 
 @dataclass(frozen=True)
-class TrainImages(NoneTrain, ImageTrainSettings, LabelTrainSettings):
+class TrainImages(NoneTrain, LinearTrain, ImageTrainSettings, LabelTrainSettings):
     """What a training of an image classifier can be told."""
 
     erase: float = setting(0.0, "share of images with a random hole", min=0, max=1)

@@ -1,0 +1,154 @@
+"""A linear model that is added to an encoder where rows are few."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import regard
+from regard.errors import UsageError
+from regard.metrics.baselines import BASELINE_FILE
+from regard.metrics.mixture import MIXTURE_FILE, Mixture
+from regard.tasks import task
+from regard.tasks.labels import objective
+from regard.tasks.prepare import settle
+from tests.zoo import ANIMALS
+
+TASKS = {"classify": "classify", "images": "images", "series": "series", "sounds": "sounds"}
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def kind(request) -> str:
+    return request.param
+
+
+def told(kind: str, zoo) -> dict[str, Any]:
+    own = {key: value for key, value in ANIMALS[kind].settings.items() if key != "linear"}
+    own |= {"valid": str(own["valid"])} if "valid" in own else {}
+    return {"data": str(zoo.data(kind)), **own, "steps": 20, "valid_every": 10}
+
+
+@pytest.fixture(scope="module")
+def run(kind, zoo) -> Path:
+    """A model with the defaults, but for its size."""
+    return zoo.once(
+        f"linear-{kind}",
+        lambda out: regard.train(TASKS[kind], out=out, quiet=True, **told(kind, zoo)),
+    )
+
+
+def weighted(run: Path, to: Path, **weights: float) -> Path:
+    """A copy of a model whose parts have other weights, and no hash tells."""
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoints", "SHA256SUMS"))
+    save_file({key: torch.tensor(value) for key, value in weights.items()}, to / MIXTURE_FILE)
+    return to
+
+
+def read(kind: str, zoo, runner) -> list[Any]:
+    """Some inputs of the training part, as they are read."""
+    settled = settle(task(TASKS[kind]), {**told(kind, zoo), "out": "nowhere"})
+    part: Any = settled.objective.read(settled.settings, None)["train"]
+    return list(runner.codec.modality.raws(part, runner.codec.format))[:7]
+
+
+def test_the_answer_is_that_of_both_parts(kind, run, zoo, tmp_path):
+    both = regard.load(weighted(run, tmp_path / "both", encoder=0.5, linear=0.25))
+    raws = read(kind, zoo, both)
+    predictor = both.predictor
+    with torch.inference_mode():
+        inputs = both.codec.modality.collate(raws, both.codec.format)
+        encoder = both.model(**inputs) if isinstance(inputs, dict) else both.model(*inputs)
+    linear = both.codec.baselines.logits(both.codec.modality.features(raws, both.codec.format))
+    logs = encoder.log_softmax(-1), torch.from_numpy(linear).log_softmax(-1)
+    wanted = (0.5 * logs[0] + 0.25 * logs[1]).softmax(-1)
+    found = predictor.probabilities(raws, predictor.plain)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+def test_neighbours_in_a_batch_never_matter(kind, run, zoo, tmp_path):
+    runner = regard.load(weighted(run, tmp_path / "linear", encoder=0.0, linear=1.0))
+    raws, predictor = read(kind, zoo, runner), runner.predictor
+    whole = predictor.probabilities(raws, predictor.plain)
+    single = [predictor.probabilities([raw], predictor.plain)[0] for raw in raws]
+    np.testing.assert_array_equal(whole, np.stack(single))
+
+
+def test_it_is_told_everywhere_and_judged_as_it_was_validated(kind, run, zoo):
+    recipe, card = json.loads((run / "recipe.json").read_text()), (run / "README.md").read_text()
+    assert recipe["settings"]["linear"] is True and recipe["chosen"]["settings"]["linear"] == "true"
+    assert "linear=true" in card and "linear=false" in card and "encoder_weight" in card
+    assert "held-out training rows" in recipe["linear"]
+    shown = regard.evaluate(run, data=str(zoo.data(kind)), part="valid")
+    rows = [line.split("|") for line in card.splitlines() if line.startswith("| accuracy")]
+    assert shown["accuracy"] == pytest.approx(float(rows[0][2]), abs=0.01)
+
+
+def test_it_is_never_right_less_often_than_the_linear_model_on_held_out_rows():
+    chance = torch.Generator().manual_seed(0)
+    for n in range(20):
+        targets = torch.randint(3, (40,), generator=chance)
+        right = torch.nn.functional.one_hot(targets, 3).float()
+        encoder, linear = (right * s + torch.randn(40, 3, generator=chance) for s in (n % 4, 2))
+        chosen = Mixture.choose(encoder, linear, targets)
+        hits = [(x.argmax(1) == targets).sum() for x in (chosen.logits(encoder, linear), linear)]
+        assert hits[0] >= hits[1]
+    noise = torch.randn(40, 3, generator=chance)
+    assert Mixture.choose(noise, 5 * right, targets).linear > 0
+    assert Mixture.choose(5 * right, noise, targets).encoder > 0
+
+
+def test_resuming_keeps_the_linear_part(zoo, tmp_path):
+    how = told("classify", zoo)
+    whole = regard.train("classify", out=tmp_path / "whole", quiet=True, **how)
+    before = (tmp_path / "whole" / MIXTURE_FILE).read_bytes()
+    (tmp_path / "whole" / MIXTURE_FILE).unlink()  # lost, and published again
+    again = regard.train("classify", out=tmp_path / "whole", quiet=True, **how)
+    assert again.scores == whole.scores
+    assert (tmp_path / "whole" / MIXTURE_FILE).read_bytes() == before
+
+
+def test_it_is_off_with_many_rows_a_trained_model_or_several_labels(zoo, tmp_path, monkeypatch):
+    how = {**told("classify", zoo), "steps": 1, "valid_every": 1, "quiet": True}
+    monkeypatch.setattr(objective, "MIXED_ROWS", 50)
+    regard.train("classify", out=tmp_path / "many", **how)
+    monkeypatch.undo()
+    trained = {k: how[k] for k in ("data", "steps", "quiet")}
+    regard.train("classify", out=tmp_path / "from", init=zoo.model("classify"), **trained)
+    regard.train("classify", out=tmp_path / "off", linear=False, **how)
+    for name in ("many", "from", "off"):
+        assert not (tmp_path / name / MIXTURE_FILE).exists()
+        recipe = json.loads((tmp_path / name / "recipe.json").read_text())
+        assert recipe["settings"]["linear"] is False
+    rows = "".join(f"text {n} of {n % 3}\t{n % 3},{n % 2}\n" for n in range(60))
+    (tmp_path / "several.tsv").write_text(rows)
+    given = {**how, "data": str(tmp_path / "several.tsv"), "separator": ","}
+    with pytest.raises(UsageError, match="linear=true is for one of 2 to"):
+        regard.train("classify", out=tmp_path / "several", linear=True, **given)
+
+
+def test_it_is_not_exported_without_a_word(zoo, tmp_path):
+    run = weighted(zoo.model("classify"), tmp_path / "run", encoder=1.0, linear=1.0)
+    with pytest.raises(UsageError, match="train with linear=false to export"):
+        regard.export(run, out=tmp_path / "out")
+    with pytest.raises(UsageError, match="train with linear=false to export"):
+        regard.export(run, out=tmp_path / "out", format="onnx")
+
+
+def test_a_damaged_linear_part_is_refused_in_one_line(zoo, tmp_path):
+    run = weighted(zoo.model("classify"), tmp_path / "run", encoder=1.0, linear=1.0)
+    regard.load(run)
+    (run / MIXTURE_FILE).write_bytes(b"nothing")
+    with pytest.raises(UsageError, match="not the weights"):
+        regard.load(run)
+    save_file({"encoder": torch.tensor(1.0), "linear": torch.tensor(-1e9)}, run / MIXTURE_FILE)
+    with pytest.raises(UsageError, match="not the weights"):
+        regard.load(run)
+    save_file({"encoder": torch.tensor(1.0), "linear": torch.tensor(1.0)}, run / MIXTURE_FILE)
+    (run / BASELINE_FILE).unlink()
+    with pytest.raises(UsageError, match="a part of the model; restore it"):
+        regard.load(run)
