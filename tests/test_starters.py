@@ -36,7 +36,7 @@ DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" /
 
 def test_the_starters_are_small_and_say_whose_data_they_learnt_from():
     found = starters()
-    names = {"digits", "embed", "en-zh", "fashion", "fill", "letters", "painter"}
+    names = {"digits", "embed", "en-zh", "fashion", "fill", "letters", "painter", "scenes"}
     names |= {"shakespeare", "tag"}
     assert names <= set(found)
     files = {file for folder in found.values() for file in folder.rglob("*") if file.is_file()}

@@ -38,6 +38,7 @@ RECIPES = {
         "cifar10_pretrain",
         "flickr8k_caption",
         "fashion_painter",
+        "drawn_scenes",
         "denoise_train400",
         "an4",
         "fsdd",

@@ -17,9 +17,9 @@ Common = TypedDict("Common", {
 "clip": Any, "compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any,
 "heads": Any, "layer_decay": Any, "log": Any, "lora_alpha": Any, "lora_on": Any,
 "lora_rank": Any, "norm": Any, "optimiser": Any, "patience": Any, "position": Any,
-"probes": Any, "processes": Any, "save_every": Any, "schedule": Any, "threads": Any,
-"tune": Any, "valid_every": Any, "warmup": Any, "watch_every": Any, "weight_decay": Any,
-"width": Any
+"probes": Any, "processes": Any, "restarts": Any, "save_every": Any, "schedule": Any,
+"threads": Any, "timeout": Any, "tune": Any, "valid_every": Any, "warmup": Any,
+"watch_every": Any, "weight_decay": Any, "width": Any
 }, total=False)
 class OtherKeys(Given, Common): ...
 
@@ -115,7 +115,7 @@ PretrainOwn = TypedDict("PretrainOwn", {
 }, total=False)
 class PretrainKeys(Given, Common, PretrainOwn): ...
 
-Caption = Literal["caption", "flickr8k_caption"]
+Caption = Literal["caption", "flickr8k_caption", "drawn_scenes"]
 CaptionOwn = TypedDict("CaptionOwn", {
 "attention": Any, "augment": Any, "background": Any, "batch": Any, "blind": Any, "broken": Any,
 "captions": Any, "cell": Any, "cell_width": Any, "channels": Any, "columns": Any,
