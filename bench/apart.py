@@ -18,7 +18,11 @@ Act = Callable[..., Any]
 FLAGS = ("avx", "fma", "amx", "asimd", "sve")
 
 
-def _serve(make: Callable[..., Act], args: tuple, threads: int, pipe: Connection) -> None:
+# seconds on the wall, or of the processor, which others at work on the machine do not change
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def _serve(make: Callable[..., Act], args: tuple, threads: int, by: str, pipe: Connection) -> None:
     """Be a peer: do as told, and tell how long it took."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
@@ -26,18 +30,18 @@ def _serve(make: Callable[..., Act], args: tuple, threads: int, pipe: Connection
     pipe.send(None)
     with contextlib.suppress(EOFError):  # nobody is left to ask
         while (given := pipe.recv()) is not None:
-            start = time.perf_counter()
+            start = CLOCKS[by]()
             answer = act(*given)
-            pipe.send((time.perf_counter() - start, answer))
+            pipe.send((CLOCKS[by]() - start, answer))
 
 
 class Peer:
     """One of those that are compared, made by a function in a process of its own."""
 
-    def __init__(self, make: Callable[..., Act], *args: Any, threads: int):
+    def __init__(self, make: Callable[..., Act], *args: Any, threads: int, by: str = "wall"):
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        words = (make, args, threads, theirs)
+        words = (make, args, threads, by, theirs)
         self.process = spawn.Process(target=_serve, args=words, daemon=True)
         self.process.start()
         theirs.close()
@@ -76,10 +80,6 @@ def machine() -> str:
         f"machine: {name}, {os.cpu_count()} cores; {' '.join(flags) or 'flags unknown'}; "
         f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
     )
-
-
-# seconds on the wall, or of the processor, which others at work on the machine do not change
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def takes(act: Act, by: str = "wall") -> Callable[[], float]:

@@ -14,6 +14,7 @@ from regard.attention.positions import Position, of_layer
 from regard.layers.block import BlockConfig, DecoderBlock, block_position, build_final_norm
 from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.half import half_memories
+from regard.layers.fast.read import packed_memories
 from regard.layers.fast.run import run_blocks
 from regard.layers.fast.stack import CrossMemory, reads_memory
 from regard.layers.shapes import Ids, Vectors
@@ -56,10 +57,11 @@ class TransformerDecoder(nn.ModuleList):
         self, memory: Float[Tensor, "b s w"], mask: Mask | None = None, *, capacity: int
     ) -> State:
         """Project the memory for every block, and allocate what decoding will need."""
-        memories = half_memories(list(self), memory)
+        blocks = list(self)
+        memories = half_memories(blocks, memory) or packed_memories(blocks, memory)
         if memories is None:
             memories = [block.cross.read(memory) for block in self.blocks()]
-        if reads_memory(list(self), memory):
+        if reads_memory(blocks, memory):
             memories = [Memory(one.k.contiguous(), one.v.contiguous()) for one in memories]
         else:
             memories = [one.to(memory.dtype).by_columns() for one in memories]

@@ -46,6 +46,8 @@ _SIGNATURES = {
     "regard_translate": "pp>l",
     "regard_step": "pp>l",
     "regard_write": "ppp>l",
+    "regard_read": "pp>l",
+    "regard_remember": "pp>l",
     "regard_try": ">l",
     "regard_bilateral": "p>l",
     "regard_nonlocal_means": "p>l",

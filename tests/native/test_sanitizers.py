@@ -21,6 +21,7 @@ TESTS = {
     "native/test_kernel_fuzz.py": "nothing or take_what or written",
     "native/test_engine.py": "test",
     "native/test_write.py": "test",
+    "native/test_read.py": "test",
     "filters/test_filters.py": "kernels",
 }
 RUN = """

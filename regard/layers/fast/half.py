@@ -14,11 +14,12 @@ from torch.nn import functional as F
 from regard import native
 from regard.attention.attend import record_attention
 from regard.attention.kernels import Problem, compute
-from regard.attention.masks import Mask, Padding
+from regard.attention.masks import Mask
 from regard.attention.multihead import Memory
 from regard.attention.watch import watcher
 from regard.layers.fast.alone import each_alone
 from regard.layers.fast.kernel_weights import checked_plan, kernel_weights
+from regard.layers.fast.read import real_lengths
 from regard.native.functions import BLOCK_WEIGHTS
 
 _CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among a block's weights
@@ -26,14 +27,11 @@ _CROSS = slice(16, 18)  # where the first matrix of cross-attention stands among
 
 def try_half(blocks: list[Any], x: Tensor, mask: Mask | None, bias: Tensor | None) -> Tensor | None:
     """Pass x through the blocks of an encoder in bfloat16, each sequence of the batch alone."""
-    if not half_asked(blocks, x) or not (mask is None or type(mask) is Padding) or bias is not None:
+    lengths = real_lengths(x, mask) if half_asked(blocks, x) and bias is None else None
+    if lengths is None:
         return None
-    keep = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.keep
-    lengths = keep.sum(1)
     weights = checked_plan("half", blocks, lambda: _halves(blocks))
     if weights is None or any(len(some) != BLOCK_WEIGHTS for some in weights):
-        return None
-    if not torch.equal(keep, torch.arange(x.shape[1]) < lengths.unsqueeze(1)):
         return None
 
     def encode(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from regard.attention.multihead import Cache
 from regard.attention.watch import watcher
 from regard.layers.fast.half import try_half
 from regard.layers.fast.kernel_weights import BlockWeights, checked_plan, kernel_weights
+from regard.layers.fast.read import try_read
 from regard.layers.fast.stack import CrossMemory, try_stack
 from regard.layers.norm import RMSNorm
 from regard.native.functions import MAX_KERNEL_LENGTH, BlockSizes, laid
@@ -53,6 +54,8 @@ def try_kernel(
     if caches is None:
         if (y := try_half(blocks, x, mask, bias)) is not None:
             return y if norm is None else norm(y)
+        if (y := try_read(blocks, x, norm, mask, bias)) is not None:
+            return y
         return try_train_kernel(blocks, x, norm, at, mask, bias)
     return try_stack(blocks, x, norm, at, mask, bias, caches, memory)
 
