@@ -7,10 +7,11 @@
 model is converted for it by ctranslate2, once, beside the folder. Recordings are sentences of AN4
 (REGARD_DATA) joined to long ones. All are cut at the same pauses, and each window is written
 greedily, without timestamps: by Regard in batches, by faster-whisper with its batched pipeline.
-Full precision is compared with full precision, and reduced with reduced: its int8 with our
-bfloat16. faster-whisper does it in several layouts of its threads and batches, of which the fastest
-counts. All take turns; speeds are medians over the rounds. A ratio above 1 means that Regard is
-faster; how many words of each text differ from those of our float32 is told, too.
+Full precision is compared with full precision, and its int8 with our int8 and our bfloat16.
+faster-whisper does it in several layouts of its threads and batches, of which the fastest counts.
+All take turns; times are medians over the rounds. A ratio above 1 means that Regard is faster; by
+processor time (`--by cpu`) its name ends in _cpu. How many words of each text differ from those of
+our float32 is told, too.
 """
 
 import argparse
@@ -107,7 +108,8 @@ def ours(folder: str, threads: int, dtype: str) -> Any:
     import regard
 
     task: Any = regard.load(folder)
-    settings = task.check({"words": False, "fallback": False, "threads": threads, "dtype": dtype})
+    kind = {"quantise": dtype} if dtype == "int8" else {"dtype": dtype}
+    settings = task.check({"words": False, "fallback": False, "threads": threads, **kind})
 
     def act(asked: dict[str, Any]) -> list[list[str]]:
         sounds = [np.load(path) for path in asked["sounds"]]
@@ -217,7 +219,7 @@ def main() -> None:
         print(f"{given['seconds']:.0f} s of sound in {count} windows of up to 30 s")
         mine = {
             dtype: Peer(ours, str(asked.model), cores, dtype, threads=cores, by=asked.by)
-            for dtype in ("float32", "bfloat16")
+            for dtype in ("float32", "bfloat16", "int8")
         }
         theirs = {
             (kind, layout): Faster(
@@ -247,7 +249,8 @@ def main() -> None:
             f"{same} of {windows} windows have the text of our float32, {edits} words differ"
         )
     suffix = "_cpu" if asked.by == "cpu" else ""
-    for dtype, kind, name in (("bfloat16", "int8", "int8"), ("float32", "float32", "fp32")):
+    pairs = (("bfloat16", "int8", "bf16"), ("int8", "int8", "int8"), ("float32", "float32", "fp32"))
+    for dtype, kind, name in pairs:
         best = min(middle[key] for key in theirs if key[0] == kind)
         print(f"ratio whisper_vs_faster_{name}{suffix} {best / middle[dtype]:.3f}")
 

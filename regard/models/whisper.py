@@ -116,6 +116,10 @@ class Whisper(nn.Module):
         self.head.weight = self.target.tokens.weight
         lookup("init", config.init, INITS)(self)
 
+    def why_no_engine(self) -> str:
+        """Why the search is not in C; its steps are."""
+        return "texts of sounds are searched for in Python"
+
     def out_lengths(self, lengths: Lengths) -> Lengths:
         """Number of the encoder's vectors for sounds of so many frames, each by itself."""
         if self.config.full_window:

@@ -10,9 +10,13 @@ from torch import Tensor, nn
 from regard import native
 from regard.attention.masks import Causal, Padding
 from regard.attention.watch import watch
+from regard.decode.speech.options import WhisperDecoding, whisper_only
+from regard.decode.speech.whisper import WhisperDecoder
+from regard.errors import UsageError
 from regard.layers.block import BlockConfig, EncoderBlock, build_final_norm
 from regard.layers.fast import read
 from regard.layers.fast.run import run_blocks
+from tests.layers.test_half import far, make, sounds
 
 pytestmark = pytest.mark.skipif(native.plain() is None, reason="no kernels here")
 
@@ -144,3 +148,43 @@ def test_a_changed_weight_is_noticed():
     with torch.inference_mode():
         torch.testing.assert_close(after, model(x), atol=1e-4, rtol=1e-4)
     assert not torch.allclose(before, after, atol=1e-3)
+
+
+def test_whisper_hears_in_int8_where_that_is_asked_for():
+    model = make()
+    with torch.inference_mode():
+        for dtype, kind in ((torch.float32, torch.float32), (torch.int8, torch.bfloat16)):
+            with native.fast(model, frozen=True, dtype=dtype):
+                memory, lengths = model.encode(sounds())
+                state = model.start_from(memory, lengths)
+                assert state.memories[0].k.dtype == kind
+                logits, _ = model.step(torch.tensor([[3], [4], [5]]), state)
+            if dtype == torch.float32:
+                full = logits
+        assert 1e-5 < far(logits, full) < 0.05
+        model.decoder[0].register_forward_hook(lambda *_: None)
+        with native.fast(model, frozen=True, dtype=torch.int8):
+            state = model.start_from(memory, lengths)
+            with pytest.raises(UsageError, match="int8"):
+                model.step(torch.tensor([[3], [4], [5]]), state)
+
+
+def test_memories_are_those_of_pytorch_to_the_bit_in_every_batch():
+    model, memory = make(kv_heads=1), torch.randn(3, 130, 128)
+    lengths = torch.tensor([130, 130, 130])
+    with torch.inference_mode(), native.fast(model, on=False):
+        wanted = model.start_from(memory, lengths).memories
+    with torch.inference_mode(), native.fast(model, frozen=True):
+        found = model.start_from(memory, lengths).memories
+        alone = model.start_from(memory[1:2], lengths[:1]).memories
+    for a, b, c in zip(wanted, found, alone, strict=True):
+        for x, y, z in zip(a, b, c, strict=True):
+            torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+            assert y[1:2].equal(z)
+
+
+def test_int8_excludes_bfloat16_and_is_for_whisper_alone():
+    decoder = object.__new__(WhisperDecoder)  # which asks before it looks at its model
+    with pytest.raises(UsageError, match="exclude each other"):
+        decoder.check(WhisperDecoding(dtype="bfloat16", quantise="int8"))
+    assert whisper_only(WhisperDecoding(quantise="int8")) == {"quantise": "int8"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.decode.options import Decoding
-from regard.native.processor import DTYPES
+from regard.native.processor import DTYPES, QUANTISED
 from regard.settings import setting
 
 # how Whisper follows a long sound -> whether it writes timestamps
@@ -54,6 +54,9 @@ class WhisperDecoding(SpeechDecoding):
         "Whisper: data type of the encoder; bfloat16 is faster, about 1% of words differ",
         choices=DTYPES,
         group="machine",
+    )
+    quantise: str = setting(
+        "none", "Whisper: quantise matrix products", choices=QUANTISED, group="machine"
     )
 
 

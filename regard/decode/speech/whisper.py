@@ -181,6 +181,9 @@ class WhisperDecoder(SpeechDecoder[WhisperDecoding]):
     def check(self, options: WhisperDecoding) -> None:
         """Refuse options that contradict each other or the model."""
         options.check()
+        if options.quantise != "none" and options.dtype != "float32":
+            both = f"dtype={options.dtype} and quantise={options.quantise}"
+            raise UsageError(f"{both} exclude each other; leave one out")
         check_dtype(options.dtype)
         if options.decoding not in (None, "attention"):
             raise UsageError(
