@@ -33,6 +33,13 @@ def try_read(
     """Pass sequences (b, l, w) through the blocks of an encoder and the norm after them.
 
     Padding comes out as zeros.
+
+    Args:
+        blocks: blocks of the encoder
+        x: input (b, l, w)
+        norm: norm after the last block
+        mask: mask of all blocks
+        bias: added to the scores of all blocks
     """
     fits = type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.ndim == 3
     if not fits or torch.is_grad_enabled() or bias is not None or watcher() is not None:
