@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import os
 import re
 import signal
@@ -27,7 +28,7 @@ def launch(count: int, words: list[str], restarts: int = 0) -> dict[str, Any]:
     attempt has a store of its own: in an old one stand the addresses of the dead.
     """
     given = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)), **os.environ}
-    ours = {"REGARD_PARENT": str(os.getpid()), "LOGLEVEL": "CRITICAL"}  # of torch's launcher
+    ours = {"REGARD_PARENT": str(os.getpid())}
     code, told = 0, ""
     for left in range(restarts, -1, -1):
         with tempfile.TemporaryDirectory() as logs, _environment({**given, **ours}):
@@ -58,6 +59,7 @@ def _attempt(count: int, words: list[str], logs: str) -> int:
         max_restarts=0,  # it would repeat an error of use, too
         logs_specs=DefaultLogsSpecs(logs, {n: Std.ALL if n else Std.OUT for n in range(count)}),
     )
+    logging.disable(logging.CRITICAL)  # what torch's launcher says of signals and exit codes
     before = {n: signal.getsignal(n) for n in _handled(config.signals_to_handle)}
     try:
         elastic_launch(config, sys.executable)("-m", "regard", *words, "--json")
@@ -76,6 +78,7 @@ def _attempt(count: int, words: list[str], logs: str) -> int:
             print(f"regard: rank {rank} was ended by {name}", file=sys.stderr, flush=True)
         return code if code > 0 else 128 - code
     finally:
+        logging.disable(logging.NOTSET)
         with suppress(ValueError):  # not in the main thread, which alone gets signals
             for number, handler in before.items():
                 signal.signal(number, handler)
