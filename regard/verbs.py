@@ -189,6 +189,7 @@ TABLE = (
         (
             "regard compare wikitext2_lab position=none,learned,rotary,alibi seeds=3 parallel=2",
             "regard compare translate data=folder from=en to=de norm=layer,rms lr=0.001,0.003",
+            "regard compare classify data=texts.tsv search=random lr=0.0003..0.01 steps=600",
         ),
         "use",
         "regard.help:compare_rows",

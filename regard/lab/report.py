@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,25 @@ def run_name(job: Mapping[str, Any]) -> str:
 
 
 @dataclass
+class Search:
+    """How trials of a search were drawn, and which of them went on.
+
+    Args:
+        trials: how many were drawn.
+        seed: by which they were.
+        space: the range or list of each key, as it was given.
+        shares: of the steps, at which the trials that are left are compared.
+        rungs: for each share that all of them have reached, how many there were and the best.
+    """
+
+    trials: int
+    seed: int
+    space: dict[str, str]
+    shares: tuple[float, ...]
+    rungs: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class Compared(Named):
     """The scores of all variants with confidence intervals over seeds."""
 
@@ -56,6 +75,7 @@ class Compared(Named):
     runs: list[dict[str, Any]] = field(default_factory=list)
     signal: int | None = None  # that stopped it
     judged: Any = None  # the evaluation of all models on a test part
+    search: Search | None = None
     trends: bool = False  # whether scores were drawn by a number, time and speed
 
     @property
@@ -69,8 +89,16 @@ class Compared(Named):
         return exit_code(self.signal)
 
     def of(self, variant: Variant) -> list[dict[str, Any]]:
-        """Return the finished runs of a variant."""
-        return [run for run in self.runs if run["finished"] and run["name"] == variant.name]
+        """Return the finished runs of a variant, and those that a search has stopped."""
+        runs = self.done if self.search is None else [run for run in self.runs if "scores" in run]
+        return [run for run in runs if run["name"] == variant.name]
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing is left to train."""
+        if self.search is not None:
+            return len(self.search.rungs) == len(self.search.shares)
+        return len(self.done) == len(self.runs)
 
     @property
     def done(self) -> list[dict[str, Any]]:
@@ -164,9 +192,12 @@ class Compared(Named):
         columns = []
         for name in names:
             scores = [self.score(variant, name) for variant in self.variants]
-            columns.append(
-                cells(scores, best_index(scores, self.lower_is_better(name)) if several else -1)
-            )
+            ended = [
+                score if any(run["finished"] for run in self.of(variant)) else None
+                for variant, score in zip(self.variants, scores, strict=True)
+            ]
+            best = best_index(ended, self.lower_is_better(name)) if several else -1
+            columns.append(cells(scores, best))
         compared = any(against.values())
         head = [*(self.varied or ["variant"]), *names, *([f"{self.main} against best"] * compared)]
         counted = ["steps", "tokens", "seconds", "parameters"]
@@ -196,6 +227,9 @@ class Compared(Named):
 
     def notes(self) -> list[str]:
         """Return notes on how to read the tables."""
+        failed = [f"{run_name(run)} failed: {run['failed']}" for run in self.failed]
+        if self.search is not None:
+            return [*self._search_notes(self.search), *failed]
         seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else "one seed"
         notes = [f"Mean over {seeds}, ± its 95% interval by Student's t; the best is bold."]
         if len(self.variants) > 1 and len(self.seeds) > 1:
@@ -212,7 +246,24 @@ class Compared(Named):
         cuts = {tuple(run["tokenizers"]) for run in self.done}
         if len(cuts) > 1:
             notes.append("Tokenizers differ, so losses a token do not compare.")
-        notes += [f"{run_name(run)} failed: {run['failed']}" for run in self.failed]
+        return notes + failed
+
+    def _search_notes(self, search: Search) -> list[str]:
+        drawn = ", ".join(f"{key}={text}" for key, text in search.space.items())
+        notes = [f"{search.trials} trials drawn at random by seed {search.seed} from {drawn}."]
+        stops = " and ".join(f"{share:.0%}" for share in search.shares[:-1])
+        if stops:
+            notes.append(
+                f"After {stops} of the steps only the best third went on; the scores of the others "
+                "are those they had then. The best of those that finished is bold."
+            )
+        if self.finished and self.done:
+            best = next(run for v in self.variants for run in self.of(v) if run["finished"])
+            notes.append(
+                f"Best: {best['name']}. Being the best of {search.trials} on the validation part "
+                "flatters it: judge it on a test part, or compare it anew with other seeds. "
+                f"To repeat it: regard train --from {best['folder']} out=FOLDER"
+            )
         return notes
 
     def length_note(self) -> str:
@@ -231,9 +282,10 @@ class Compared(Named):
             parts += ["", markdown(self.length_table()), self.length_note()]
         if self.stopped:
             left = len(self.runs) - len(self.done)
-            parts += [f"stopped with {left} of {len(self.runs)} runs left; go on with:"]
+            what = "" if self.search else f" with {left} of {len(self.runs)} runs left"
+            parts += [f"stopped{what}; go on with:"]
             parts += [self.command]
-        elif self.failed:
+        elif self.failed and not self.search:
             parts += [f"{len(self.failed)} of {len(self.runs)} runs failed; to try them again:"]
             parts += [self.command]
         else:
@@ -248,7 +300,8 @@ class Compared(Named):
         against = self.against_best()
         values = {
             **{key: getattr(self, key) for key in keys},
-            "finished": len(self.done) == len(self.runs),
+            "finished": self.finished,
+            "search": None if self.search is None else asdict(self.search),
             "variants": [
                 {
                     "name": variant.name,
@@ -301,9 +354,13 @@ class Compared(Named):
         if curves:
             parts += [self.length_note(), "", markdown(self.length_table()), ""]
         write_atomically(out / "table.md", "\n".join(parts))
-        labels = [variant.label for variant in self.variants]
+        ended = {run["name"] for run in self.done}
+        variants = [
+            variant for variant in self.variants if not self.search or variant.name in ended
+        ]
+        labels = [variant.label for variant in variants]
         shown = [n for n in self.names if n == self.main or n not in _DERIVED][:_MAX_PANELS]
-        panels = {name: [self.score(v, name) for v in self.variants] for name in shown}
+        panels = {name: [self.score(v, name) for v in variants] for name in shown}
         draw_scores(out / "plot.png", title, labels, panels)
         if (trends := draw_trends(self, title)) is not None:
             trends.save(out / "trends.png")

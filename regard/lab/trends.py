@@ -77,6 +77,8 @@ def by_time(
 def draw_trends(made: Compared, title: str) -> Drawing | None:
     """Draw the main score by a number that is varied, by time and by speed, as far as known."""
     key = numeric_key(made.varied)
+    if made.search is not None:
+        return _searched(made, title)
     whole = list(made.variants)
     if key == "share":  # time and speed are told of those that saw most
         most = max(map(float, made.varied[key]))
@@ -154,3 +156,33 @@ def _numbered(
         axes.legend(fontsize=7)
 
     return Plot(paint, f"by {counted}", counted, made.main)
+
+
+def _searched(made: Compared, title: str) -> Drawing | None:
+    """Draw the main score of each trial by every number that was drawn; those stopped are grey."""
+    keys = [key for key, some in made.varied.items() if None not in map(number_of, some)]
+    trials = [(v, run) for v in made.variants for run in made.of(v)]
+    if not keys or not made.main:
+        return None
+
+    def plot(key: str) -> Plot:
+        def paint(axes: Axes) -> None:
+            for variant, run in trials:
+                y = run["scores"].get(made.main)
+                if y is not None:
+                    colour = "C0" if run["finished"] else "0.75"
+                    axes.plot(float(variant.values[key]), y, "o", color=colour, markersize=4)
+            every = sorted(map(float, made.varied[key]))
+            if every[0] > 0 and every[-1] > 8 * every[0]:
+                axes.set_xscale("log")
+
+        return Plot(paint, f"by {key}", key, made.main)
+
+    notes = ["Each dot is a trial; the grey ones were stopped before their last step."]
+    numbers = {
+        v.name: {key: float(v.values[key]) for key in keys}
+        | {made.main: run["scores"].get(made.main), "steps": run["steps"]}
+        for v, run in trials
+    }
+    sheet = draw_plots(title, [[plot(key) for key in keys]], notes=notes, size=(3.4, 2.5))
+    return Drawing(title, numbers, notes, sheet)

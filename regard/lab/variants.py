@@ -1,7 +1,6 @@
 """Comparison of variants: runs over a grid of settings, each with several seeds."""
 
 import itertools
-import json
 import math
 import os
 import re
@@ -10,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,18 @@ from regard.costs.machine import least
 from regard.costs.model import Reading
 from regard.errors import UsageError, log
 from regard.files import read_json
-from regard.lab.report import Compared, Variant, finite, run_name
+from regard.lab.report import Compared, Search, Variant, finite, run_name
+from regard.lab.search import (
+    SEARCHES,
+    Rung,
+    draw,
+    kept,
+    place,
+    search_space,
+    shares,
+    standing,
+    validations,
+)
 from regard.lab.workers import work
 from regard.models.folder import check_buildable, load_folder
 from regard.native import fast
@@ -65,6 +75,12 @@ class CompareSettings:
         "tokens that count at a test length: all, or the last quarter",
         choices=("all", "last"),
     )
+    search: str | None = setting(
+        None,
+        "random: draw trials from ranges (lr=0.0003..0.01) and lists; stop the worse ones early",
+        choices=SEARCHES,
+    )
+    trials: int = setting(30, "trials of a search", min=1, max=1000)
     out: str | None = setting(None, "output folder of all runs", group="files")
 
 
@@ -155,11 +171,13 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     kind = task_class(job["task"])
     try:
-        report = train(kind, job["values"], quiet=True, recipe=job["recipe"])
-        if not report.finished:
+        rung = [Rung(job["until"])] if job["until"] < 1 else []
+        how = {"quiet": True, "recipe": job["recipe"], "callbacks": rung}
+        report = train(kind, job["values"], **how)
+        if not report.finished and (report.signal is not None or not rung):
             return {"finished": False, "signal": report.signal}
         lengths = None
-        if job["lengths"]:
+        if job["lengths"] and report.finished:
             from regard.lab.extrapolate import loss_by_length
 
             lengths = loss_by_length(folder, kind.resolve(job["values"]), job["lengths"])
@@ -169,22 +187,21 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
         started = (folder / "recipe.json").exists()
         return {"finished": False, "failed" if started else "refused": str(mistake)}
     recipe = read_json(folder / "recipe.json")
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    valid = [row for row in rows if "seconds" in row]
     last = (folder / "last").read_text().strip()
     counters = read_json(folder / "checkpoints" / last / "counters.json")
     return {
-        "finished": True,
+        "finished": report.finished,
         "scores": report.scores,
         "steps": report.step,
+        "planned": report.steps,
         "tokens": counters["tokens"],
         "seconds": counters["seconds"],
         "parameters": recipe["parameters"],
         "data": recipe["data"],
         "tokenizers": recipe.get("tokenizers", []),
         "examples": recipe.get(kind.unit),
-        "progress": [{k.removeprefix("valid/"): v for k, v in row.items()} for row in valid],
-        "speed": reading_speed(folder) if job["speed"] else None,
+        "progress": validations(folder),
+        "speed": reading_speed(folder) if job["speed"] and report.finished else None,
         "asked_lengths": job["lengths"],
         "lengths": lengths,
     }
@@ -208,7 +225,7 @@ def train_in_process(
         begin(job)
         result = train_one(job)
         yield job, result
-        if not result["finished"] and "failed" not in result:
+        if "scores" not in result and "failed" not in result:
             raise KeyboardInterrupt(result.get("signal") or signal.SIGINT)
 
 
@@ -247,11 +264,22 @@ def compare(
     lists = list_keys(task)  # of one that is only run, a refusal
     out = Path(settings.out or f"runs/compare_{name}")
     rest = {key: varied_values(key, v, lists) for key, v in given.items() if key not in own}
-    varied = {key: some for key, some in rest.items() if len(some) > 1 and key != "seed"}
+    space = search_space(rest, own, task)
+    keys = [key for key, some in rest.items() if len(some) > 1] if space is None else space
+    varied = {key: rest[key] for key in keys if key != "seed"}
     fixed = {key: some[0] for key, some in rest.items() if key not in varied and key != "seed"}
-    if math.prod(map(len, varied.values())) * settings.seeds > _MAX_RUNS:
+    search = None
+    if space is not None:
+        settings = replace(settings, seeds=1)
+        first = seeds_of(settings, rest.get("seed", [1]), own)[0]
+        variants = draw(space, settings.trials, first)
+        varied = {key: [variant.values[key] for variant in variants] for key in space}
+        drawn_from = {key: written(given[key]) for key in space}
+        search = Search(settings.trials, first, drawn_from, shares(settings.trials))
+    elif math.prod(map(len, varied.values())) * settings.seeds > _MAX_RUNS:
         raise UsageError(f"over {_MAX_RUNS:,} runs; vary fewer keys, or take fewer seeds")
-    variants = grid(name, varied)
+    else:
+        variants = grid(name, varied)
     base = plan({**fixed, **variants[0].values})[1].get("seed", 1)
     seeds = seeds_of(settings, rest.get("seed", [base]), own)
     # every variant of a seed before the next seed: what fails is seen early
@@ -266,12 +294,16 @@ def compare(
         )
     command = ["regard", "compare", name, *(f"{k}={written(v)}" for k, v in given.items())]
     command += own_words()
-    made = Compared(name, str(out), varied, variants, seeds, settings.counted, shlex.join(command))
+    words = shlex.join(command)
+    made = Compared(name, str(out), varied, variants, seeds, settings.counted, words, search=search)
     with locked(out), sigterm_as_interrupt():
         before = load_results(out)
         for job in jobs:
             made.runs.append(known_run(job, before.get((job["name"], job["seed"]))))
-        train_all(made, jobs, settings.parallel, quiet)
+        if search is None:
+            train_all(made, jobs, settings.parallel, quiet)
+        else:
+            search_all(made, search, jobs, settings.parallel, quiet)
         made.keep(out)
     return made
 
@@ -288,6 +320,13 @@ def make_job(
     settings: Any = kind.resolve(values)
     check_settings(settings)
     check_run(folder, settings, long_keys(values, kind.short))
+    if compare.search and settings.minutes is not None:
+        raise UsageError(
+            f"minutes={settings.minutes:g}: a search compares trials at a share of their steps; "
+            "give steps= or epochs="
+        )
+    if compare.search and settings.processes > 1:
+        raise UsageError(f"processes={settings.processes} cannot be searched; use parallel=")
     if compare.speed:
         Reading(variant.name, settings.model, _SPEED_BATCH, {})  # refuses what it cannot make
     goes_on = task == "language" and settings.objective == "causal"
@@ -302,6 +341,7 @@ def make_job(
         "use": own_files(),
         "lengths": list(compare.lengths or _TEST_LENGTHS) if goes_on else None,
         "speed": compare.speed,
+        "until": 1.0,
     }
 
 
@@ -311,22 +351,23 @@ def known_run(job: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[
     begun = (Path(job["folder"]) / "recipe.json").exists()
     known = before and before.get("asked_lengths") == job["lengths"]
     if before and known and begun and (before.get("speed") or not job["speed"]):
-        return {**before, **run}
+        return {**{k: v for k, v in before.items() if k != "failed"}, **run}
     return {**run, "finished": False}
 
 
 def load_results(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the finished runs of results.json."""
+    """Return the runs of results.json that are finished, or have been compared on their way."""
     path = out / "results.json"
     if not path.exists():
         return {}
     try:
         results = read_json(path)
         runs = results["runs"]
+        runs = [run for run in runs if run["finished"] or "progress" in run]
         for run in runs if "accuracy_in" not in results else []:
             if "perplexity" in run["scores"] and run["scores"].get("accuracy") is not None:
                 run["scores"]["accuracy"] *= 100  # that of masked words was a fraction before
-        return {(run["name"], run["seed"]): run for run in runs if run["finished"]}
+        return {(run["name"], run["seed"]): run for run in runs}
     except (KeyError, TypeError):
         raise UsageError(f"{path}: was not written by compare; choose another out=") from None
 
@@ -334,7 +375,8 @@ def load_results(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
 def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, quiet: bool) -> None:
     """Train what is not finished, and write the results after each run."""
     runs = {(run["name"], run["seed"]): run for run in made.runs}
-    todo = [job for job in jobs if not runs[job["name"], job["seed"]]["finished"]]
+    keyed = [(job, runs[job["name"], job["seed"]]) for job in jobs]
+    todo = [job for job, run in keyed if standing(run, job["until"]) is None]
     done = len(jobs) - len(todo)
     log(f"{len(jobs)} runs in {made.out}" + (f", {done} of them done" * bool(done)), quiet)
     started, ended = time.perf_counter(), 0
@@ -357,16 +399,35 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
                 runs[job["name"], job["seed"]].update(finite(result))
                 made.check_data()
                 made.write(Path(made.out))
-                ended += bool(result["finished"] or "failed" in result)
+                ended += "scores" in result or "failed" in result
                 left = (time.perf_counter() - started) / max(1, ended) * (len(todo) - ended)
                 log(line_of(job, result, f"{done + ended} of {len(jobs)}", left), quiet)
     except KeyboardInterrupt as interrupt:
         made.signal = int(next(iter(interrupt.args), signal.SIGINT))
 
 
+def search_all(
+    made: Compared, search: Search, jobs: Sequence[dict[str, Any]], parallel: int, quiet: bool
+) -> None:
+    """Train all trials to the first share of their steps, the best of them to the next, and so on.
+
+    Which go on follows from their scores alone, so an interrupted search ends as it would have.
+    """
+    runs = {run["name"]: run for run in made.runs}
+    for share in search.shares:
+        log(f"trials go to {share:.0%} of their steps", quiet)
+        train_all(made, [{**job, "until": share} for job in jobs], parallel, quiet)
+        if made.stopped:
+            return
+        best = [run["name"] for run in kept([runs[job["name"]] for job in jobs], share)]
+        search.rungs.append({"share": share, "trials": len(jobs), "best": best})
+        jobs = [job for job in jobs if job["name"] in best]
+    made.variants.sort(key=lambda variant: place(runs[variant.name]))
+
+
 def line_of(job: Mapping[str, Any], result: Mapping[str, Any], count: str, left: float) -> str:
     """Return a log line: how a run ended and how much is left."""
-    if not result["finished"]:
+    if "scores" not in result:
         return f"{run_name(job)}: {result.get('failed', 'stopped and saved')}"
     scores = ", ".join(f"{k} {v:.4g}" for k, v in result["scores"].items() if k != "better")
     minutes = f"; about {math.ceil(left / 60)} min left" if left else ""
