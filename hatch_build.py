@@ -1,6 +1,7 @@
 """Kernels for the wheel: compiled where there is a compiler for a known Linux, else it has none."""
 
 import importlib.util
+import os
 import platform
 import shutil
 import sys
@@ -15,7 +16,8 @@ class CustomBuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless the package is installed to be worked on."""
-        compiler = shutil.which("gcc") or shutil.which("cc")
+        named = os.environ.get("CC", "gcc")  # as conda does
+        compiler = shutil.which(named) or shutil.which("cc")
         if version == "editable" or compiler is None or sys.platform != "linux":
             return
         root = Path(self.root)

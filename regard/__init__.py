@@ -1,10 +1,16 @@
 """Regard: attention, from one weighted average to a trained model you can look into."""
 
+import sys
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.verbs import VERBS
+
+if sys.platform == "win32" and not sys.flags.utf8_mode:  # else files would be read as another code
+    raise ImportError(
+        "Regard reads and writes UTF-8; on Windows set PYTHONUTF8=1 before Python starts"
+    )
 
 if TYPE_CHECKING:
     from regard.api import (

@@ -1,7 +1,6 @@
 """Atomic writes, file locks, and JSON from outside."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -9,15 +8,22 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 MOST_JSON = 16 << 20  # bytes of a JSON file from outside
 _MOST_JSON_VALUES = 6_000_000  # which bounds what it takes in memory
 _MOST_LEVELS = 100  # of nested JSON
 _TEMPORARY = ".tmp"  # how what is being written is called
+_LOCKED_BYTE = 1 << 30  # of a lock on Windows: far behind what is written, which it would forbid
 
 
 def refuse(error: OSError, path: str | Path) -> UsageError:
@@ -49,8 +55,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("REGARD_CACHE", default))
 
 
+def lock(handle: int, *, wait: bool = False) -> None:
+    """Lock an open file until it is closed; BlockingIOError if another has, unless it waits."""
+    if fcntl is not None:
+        return fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    msvcrt: Any = import_module("msvcrt")
+    while True:
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        try:  # LK_LOCK gives up after ten seconds, so it is asked again
+            return msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if not wait:
+                raise BlockingIOError(*error.args) from None
+
+
 def sync_folder(folder: Path) -> None:
-    """Make the entries of a folder durable (fsync)."""
+    """Make the entries of a folder durable (fsync), where a folder can be opened."""
+    if fcntl is None:
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -78,7 +100,13 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def _locking(path: str | Path) -> Iterator[bool | None]:
-    """Lock a file or folder that nobody else has locked; None where files cannot be locked."""
+    """Lock a file or folder that nobody else has locked; None where files cannot be locked.
+
+    On Windows they are not, since an open file could not be renamed there.
+    """
+    if fcntl is None:
+        yield None
+        return
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -87,7 +115,7 @@ def _locking(path: str | Path) -> Iterator[bool | None]:
     locked: bool | None = None
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(handle)
             locked = os.path.samestat(os.fstat(handle), os.stat(path))
         except (BlockingIOError, FileNotFoundError):
             locked = False
@@ -169,7 +197,7 @@ def alone(path: str | Path) -> Iterator[None]:
             continue
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file.fileno(), wait=True)
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     continue  # a new file has taken its place
             except FileNotFoundError:

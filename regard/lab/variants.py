@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -261,6 +262,8 @@ def compare(
     settings = fill(CompareSettings, own)
     if settings.counted not in ("all", "last"):
         raise UsageError(f"counted={settings.counted} is not one of all, last")
+    if settings.parallel > 1 and sys.platform == "win32":
+        raise UsageError(f"parallel={settings.parallel} does not work on Windows; use parallel=1")
     lists = list_keys(task)  # of one that is only run, a refusal
     out = Path(settings.out or f"runs/compare_{name}")
     rest = {key: varied_values(key, v, lists) for key, v in given.items() if key not in own}

@@ -25,8 +25,12 @@ _REMEDIES = {"ONEDNN_MAX_CPU_ISA": ("AVX512_CORE_BF16", "AVX512_CORE", "AVX2")}
 
 # Operations that training needs, at small and large shapes, compared with float32.
 TRIAL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+except ImportError:  # Windows
+    pass
 import torch
 from torch.nn.functional import conv2d, linear, scaled_dot_product_attention
 torch.manual_seed(0)

@@ -128,6 +128,8 @@ def open_weights(folder: str | Path) -> Weights:
 
 def _check_memory(path: Path, needed: int) -> None:
     """Refuse weights that take more bytes than this machine has memory."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise UsageError(

@@ -1,6 +1,5 @@
 """The folder of a run: its lock, its metrics, and the signals that stop what writes there."""
 
-import fcntl
 import json
 import math
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UsageError
-from regard.files import refuse, sweep, write_atomically
+from regard.files import lock, refuse, sweep, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -26,7 +25,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise refuse(error, folder) from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno())
         except OSError:
             raise UsageError(
                 f"{folder}: another training is writing here; choose another out="
