@@ -8,23 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import native
 from regard.attention.watch import watcher
 from regard.data.batches import pad
 from regard.data.sentences import join_sentences, split_sentences
 from regard.data.tokenizer import Tokenizer
 from regard.decode.batching import in_batches
 from regard.decode.constraints import forbid, usual_limit
-from regard.decode.decoder import decode, score
+from regard.decode.decoder import decode, engine_search, refuse_part_int8, score
 from regard.decode.options import Decoding
 from regard.decode.rules import GenerationConfig, RuleInputs
-from regard.decode.search import Hypothesis, enough_texts, hypothesis
-from regard.decode.trace import is_tracing
+from regard.decode.search import Hypothesis, hypothesis
 from regard.decode.writer import Writer
 from regard.errors import UsageError
 
 Ids = Sequence[int]
-_MOST_HYPOTHESES = 64  # of a sentence, for an engine
 
 
 @dataclass
@@ -135,11 +132,8 @@ class SentenceDecoder:
             rows: maximum number of sentences in a batch
         """
         hypotheses = self._by_engine(sentences, options)
-        if hypotheses is None and self._whole_int8 and any(s.ids for s in sentences):
-            raise UsageError(
-                "quantise=int8 is done by the engine in C, which does not know this model, these "
-                "options or this machine (see regard doctor); leave it out"
-            )
+        if hypotheses is None and any(s.ids for s in sentences):
+            refuse_part_int8(self.writer)
         if hypotheses is None or watcher() is not None:
             # who watches sees the search in Python, and gets the answer that is given unwatched
             workers = torch.get_num_threads() if self.device.type == "cpu" else 1
@@ -155,52 +149,23 @@ class SentenceDecoder:
         for sentence, some in zip(sentences, hypotheses, strict=True):
             sentence.hypotheses = some
 
-    @property
-    def _whole_int8(self) -> bool:
-        """True if all products are asked for in int8, which is for an engine to do."""
-        active = native.scope(self.writer)
-        return active is not None and active.dtype == torch.int8 and hasattr(self.writer, "engine")
-
     def _by_engine(
         self, sentences: list[SourceSentence], options: Decoding
     ) -> list[list[Hypothesis]] | None:
         """All hypotheses by the engine of the writer, if it has one that knows the options."""
-        options.check()
         make = getattr(self.writer, "engine", None)
-        constraints = self.rules.constraints
-        real = [s for s in sentences if s.ids]
-        if (
-            make is None
-            or not real
-            or options.sampling
-            or options.beam > _MOST_HYPOTHESES
-            or is_tracing()
-            or constraints.renormalise
-            or (constraints.on == "logprobs" and self.never and options.beam > 1)
-            or self.rules.changes(RuleInputs(self.rules.all_ends, [], [], []))
-        ):
+        changes = self.rules.changes(RuleInputs(self.rules.all_ends, [], [], []))
+        constraints = replace(self.rules.constraints, adjust=[forbid(*self.never), *changes])
+        asked, real = engine_search(options, constraints), [s for s in sentences if s.ids]
+        if make is None or not real or asked is None:
             return None
-        self.engine = engine = make(self.never, self.engine)
+        (never, how), limits = asked, [_limit(s, options) for s in real]
+        self.engine = engine = make(never, self.engine)
         if engine is None:
             return None
         self._tell_limit(options)
-        divisor, stopping = options.divisor, constraints.stopping
         try:
-            found = engine.translate(
-                [s.ids for s in real],
-                [_limit(s, options) for s in real],
-                [s.prefix for s in real],
-                beam=options.beam,
-                n_best=options.n_best,
-                divisor=divisor,
-                stopping=stopping,
-                enough=enough_texts(
-                    options.beam, options.n_best, divisor, stopping, constraints.patience
-                ),
-                bos=constraints.bos,
-                eos=constraints.eos,
-                ends=constraints.ends,
-            )
+            found = engine.translate([s.ids for s in real], limits, [s.prefix for s in real], **how)
         except UsageError:  # such as a text past the learned positions, which the search refuses
             return None
         if found is None:
@@ -258,8 +223,7 @@ class SentenceDecoder:
         self, pairs: Sequence[tuple[list[int], list[int]]], options: Decoding, **batches: int
     ) -> list[Hypothesis]:
         """Log-probabilities of given targets, in batches of up to `tokens` and `rows`."""
-        if self._whole_int8:
-            raise UsageError("given texts are scored in float32; leave quantise out")
+        refuse_part_int8(self.writer)
         constraints = replace(self.rules.constraints, eos=self.target.eos)
 
         def judge(some: list[tuple[list[int], list[int]]]) -> list[Hypothesis]:

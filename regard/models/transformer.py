@@ -184,10 +184,12 @@ class Transformer(nn.Module):
         x = self.before_head(self.decoder_norm(self.decoder.step(self.target, ids, state)))
         return self.head.step_logits(x, state.caches[0]).view(*ids.shape, -1), state
 
-    def engine(self, never: Sequence[int] = (), before: Engine | None = None) -> Engine | None:
+    def engine(
+        self, never: Sequence[int] = (), before: Engine | None = None, during: object = None
+    ) -> Engine | None:
         """What translates in C with this model, where all of it is known; never some tokens."""
         parts = self._parts()
-        return None if parts is None else engine_of(self, parts, never, _FUNCTIONS, before)
+        return None if parts is None else engine_of(self, parts, never, _FUNCTIONS, before, during)
 
     def why_no_engine(self) -> str:
         """Why `engine` gives none; "" where it gives one."""

@@ -7,14 +7,17 @@
 enum { STRETCH = 16 * PANEL }; /* columns of the vocabulary that stay in the cache */
 enum { PATIENCE, EARLY, LENGTH, NEVER }; /* as in search.STOPPINGS */
 
+/* Sentences have places, of which the queue names the next ones in turn: the n-th at n modulo `places`. */
 typedef struct {
-  long sentences, beam, n_best, greedy, stopping, bos, eos, threads, rows, longest, reads, ends;
+  long sentences, beam, n_best, greedy, stopping, bos, eos, threads, rows, longest, reads, ends, places;
   double enough;
-  /* rows: of scratch; longest: text; reads: longest source */
-  const int *ids, *end; /* all sources one after the other; other tokens that end a text */
-  const long *first, *limit; /* where each source begins (and the last ends); most tokens of each text */
-  const int *forced; /* tokens that texts must begin with, one after the other */
-  const long *forced_first; /* where those of each text begin (and the last end) */
+  /* sentences: that were put into the queue so far; rows: of scratch; longest: text; reads: longest source */
+  const long *queue, *length, *limit; /* tokens of each source, and the most of each text */
+  const int *ids, *end; /* (places, reads): sources; other tokens that end a text */
+  const int *forced; /* (places, longest): tokens that texts must begin with */
+  const long *forced_count;
+  const char *dropped; /* whether a sentence is given up */
+  char *left; /* whether it has left, as it is done or given up */
   const float *open; /* bias of the vocabulary without what is forbidden, -inf beyond it */
   const double *divisor; /* by length, up to longest */
   const float *source_at, *target_at; /* what positions add to embeddings */
@@ -22,7 +25,7 @@ typedef struct {
    * 1 - reads and 1 - longest on */
   const float *source_bias, *target_bias;
   long source_span, target_span;
-  /* for each sentence and each of n_best: tokens, how many, log-probabilities so far, how many, score */
+  /* for each place and each of n_best: tokens, how many, log-probabilities so far, how many, score */
   int *texts;
   long *counts, *steps;
   float *passed;
@@ -49,7 +52,7 @@ typedef struct {
 } Group;
 
 typedef struct {
-  long number, length, limit, step, live, done; /* live: hypotheses */
+  long place, length, limit, step, live, done; /* live: hypotheses */
   long forced; /* tokens that its text must begin with: they stand in `written` from the first step on */
   Group *group;
   const float *memory; /* where its own begins */
@@ -68,7 +71,7 @@ typedef struct {
   const Job *job;
   long *next; /* of the queue */
   int broken; /* a number is not finite, or memory is missing */
-  long most, count, waiting, beam; /* most: sentences at once; waiting: read, but not begun */
+  long room, most, count, waiting, beam; /* most: sentences at once, now; waiting: read, but not begun */
   long kept, places; /* best tokens of a row, and room for as many and more, a multiple of LANES */
   Sentence *live, *next_ones;
   float *logits, *top, *sum, *scores; /* of all rows */
@@ -85,7 +88,7 @@ static void encode(Worker *k, Group *group, const Sentence *some, long count) {
   for (long i = 0; i < count; i++)
     for (long j = 0; j < some[i].length; j++, rows++)
       embed(e->source, e->source_row, e->source_column, k->job->source_at, s->source_scale,
-            k->job->ids[k->job->first[some[i].number] + j], j, w, k->desk.x + rows * w);
+            k->job->ids[some[i].place * k->job->reads + j], j, w, k->desk.x + rows * w);
   if (e->source_norm) normalise(s, k->desk.x, e->source_norm, e->source_shift, k->desk.x, rows);
   const float *bias = k->job->source_bias;
   for (long n = 0; n < s->readers; n++) {
@@ -372,7 +375,7 @@ static void leave(Worker *k, Sentence *one, int keep) {
   if (keep) {
     rank(one->texts, one->finished);
     for (long n = 0; n < job->n_best && n < one->finished; n++) {
-      long place = one->number * job->n_best + n;
+      long place = one->place * job->n_best + n;
       const Text *text = one->texts + n;
       job->counts[place] = text->count;
       job->steps[place] = text->steps;
@@ -396,7 +399,7 @@ static int read_more(Worker *k) {
   do {
     long left = job->sentences - first, share = job->threads > 1 ? left / (2 * job->threads) : left;
     for (count = rows = 0; count < left && count < k->most && (!count || count < share); count++) {
-      long length = job->first[first + count + 1] - job->first[first + count];
+      long length = job->length[job->queue[(first + count) % job->places]];
       if (count && rows + length > job->rows) break;
       rows += length;
     }
@@ -409,8 +412,9 @@ static int read_more(Worker *k) {
   rows = 0;
   for (long i = 0; i < count; i++) { /* the last one is the next to begin */
     Sentence *one = k->next_ones + count - 1 - i;
-    *one = (Sentence){.number = first + i, .limit = job->limit[first + i], .live = 1, .bar = -INFINITY};
-    one->length = job->first[first + i + 1] - job->first[first + i];
+    long place = job->queue[(first + i) % job->places];
+    *one = (Sentence){.place = place, .limit = job->limit[place], .live = 1, .bar = -INFINITY};
+    one->length = job->length[place];
     one->group = group;
   }
   for (long i = 0; i < count; rows += k->next_ones[i++].length) k->next_ones[i].memory = group->memory + rows * each;
@@ -433,87 +437,129 @@ static int join(Worker *k) {
     one->written = (int *)(one->passed + past);
     one->spare = (char *)(one->written + past);
     one->path = (unsigned char *)(one->written + 2 * past);
-    const long *from = k->job->forced_first + one->number;
-    one->forced = from[1] - from[0];
-    memcpy(one->written, k->job->forced + from[0], one->forced * sizeof(int));
+    one->forced = k->job->forced_count[one->place];
+    memcpy(one->written, k->job->forced + one->place * k->job->longest, one->forced * sizeof(int));
   }
   return 1;
 }
 
-static void work(Worker *k) {
+/* what a thread works with */
+static int equip(Worker *k) {
   const Shape *s = &k->desk.engine->shape;
   long rows = k->job->rows, hd = s->heads * s->head_width, most = s->width > hd ? s->width : hd;
   long wide = s->ffn_width > 3 * hd ? s->ffn_width : 3 * hd;
   long each = 2 * most + wide + STRETCH + 5;
   long keys = (k->job->longest > k->job->reads ? k->job->longest : k->job->reads) + LANES;
-  float *scratch = aligned_alloc(64, ((rows * each + s->heads * (keys + LANES) + LANES) * 4 + 63) / 64 * 64);
+  k->desk.x = aligned_alloc(64, ((rows * each + s->heads * (keys + LANES) + LANES) * 4 + 63) / 64 * 64);
   k->desk.keys = malloc(2 * keys * sizeof(float *));
   k->desk.rounded.bytes = malloc(rows * ((wide > most ? wide : most) + QUAD));
-  k->live = calloc(2 * k->most, sizeof(Sentence));
+  k->live = calloc(2 * k->room, sizeof(Sentence));
   k->scores = aligned_alloc(64, 2 * rows * k->places * sizeof(float));
   k->found = malloc(k->kept * sizeof(Way));
-  k->broken = !scratch || !k->live || !k->scores || !k->found || !k->desk.keys || !k->desk.rounded.bytes;
-  if (!k->broken) {
-    k->desk.x = scratch, k->desk.y = k->desk.x + rows * most, k->desk.wide = k->desk.y + rows * most;
-    k->logits = k->desk.wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
-    k->desk.rounded.scale = k->sum + rows, k->own = k->sum + 2 * rows, k->must = (int *)(k->sum + 3 * rows);
-    k->desk.weights = k->sum + 4 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->most;
-    k->tokens = (int *)(k->scores + rows * k->places);
-  }
-  while (!k->broken) {
-    if (!join(k)) k->broken = 1;
-    if (k->broken || !k->count) break;
-    read_vocabulary(k, decode(k));
-    long left = 0, row = 0;
-    for (long i = 0, live; i < k->count && !k->broken; i++, row += live) {
-      live = k->live[i].live;
-      if (!advance(k, k->live + i, row)) k->broken = 1;
-    }
-    if (k->broken) break;
-    for (long i = 0; i < k->count; i++) {
-      if (k->live[i].done) leave(k, k->live + i, 1);
-      else k->live[left++] = k->live[i];
-    }
-    k->count = left;
-  }
-  for (long i = 0; k->live && i < k->count; i++) leave(k, k->live + i, 0);
-  while (k->live && k->waiting) leave(k, k->next_ones + --k->waiting, 0);
-  free(scratch);
-  free(k->live);
-  free(k->scores);
-  free(k->found);
-  free(k->desk.keys);
-  free(k->desk.rounded.bytes);
+  if (!k->desk.x || !k->live || !k->scores || !k->found || !k->desk.keys || !k->desk.rounded.bytes) return 0;
+  k->desk.y = k->desk.x + rows * most, k->desk.wide = k->desk.y + rows * most;
+  k->logits = k->desk.wide + rows * wide, k->top = k->logits + rows * STRETCH, k->sum = k->top + rows;
+  k->desk.rounded.scale = k->sum + rows, k->own = k->sum + 2 * rows, k->must = (int *)(k->sum + 3 * rows);
+  k->desk.weights = k->sum + 4 * rows, k->desk.values = k->desk.keys + keys, k->next_ones = k->live + k->room;
+  k->tokens = (int *)(k->scores + rows * k->places);
+  return 1;
 }
 
+/* sentences that are done, or given up, leave */
+static void dismiss(Worker *k) {
+  long left = 0;
+  for (long i = 0; i < k->count; i++) {
+    long place = k->live[i].place, given_up = k->job->dropped[place];
+    if (!given_up && !k->live[i].done) {
+      k->live[left++] = k->live[i];
+      continue;
+    }
+    leave(k, k->live + i, !given_up);
+    k->job->left[place] = 1;
+  }
+  k->count = left;
+}
+
+/* one token more of every hypothesis; 0 where nothing is left to do, or nothing can be done */
+static int take_step(Worker *k) {
+  if (!k->desk.x && !equip(k)) k->broken = 1;
+  if (k->broken || !join(k)) return k->broken = 1, 0;
+  dismiss(k);
+  if (!k->count) return k->waiting > 0;
+  read_vocabulary(k, decode(k));
+  for (long i = 0, row = 0, live; i < k->count && !k->broken; i++, row += live) {
+    live = k->live[i].live;
+    if (!advance(k, k->live + i, row)) k->broken = 1;
+  }
+  if (!k->broken) dismiss(k);
+  return !k->broken;
+}
+
+/* threads that share a queue; each has sentences of its own */
 typedef struct {
-  Worker *workers;
+  const Job *job;
+  long next, most, once; /* most: sentences of each at once; once: all take one step */
+  Team alone;
+  Worker workers[];
 } Crew;
 
-static void work_part(const void *given, long part, long parts) {
-  (void)parts;
-  work(((const Crew *)given)->workers + part);
+static void work(const void *given, long number, long threads) {
+  (void)threads;
+  Crew *crew = *(Crew *const *)given;
+  while (take_step(crew->workers + number) && !crew->once) continue;
 }
 
-/* Returns 1, or 0 where a number was not finite or memory was missing: then nothing can be used. */
-long regard_translate(const Engine *engine, const Job *job) {
-  long next = 0, threads = job->threads, fine = 1, most = (job->sentences + threads - 1) / threads;
+void regard_crew_free(Crew *crew) {
+  for (long i = 0; crew && i < crew->job->threads; i++) {
+    Worker *k = crew->workers + i;
+    for (long n = 0; k->live && n < k->count; n++) leave(k, k->live + n, 0);
+    while (k->live && k->waiting) leave(k, k->next_ones + --k->waiting, 0);
+    free(k->desk.x);
+    free(k->live);
+    free(k->scores);
+    free(k->found);
+    free(k->desk.keys);
+    free(k->desk.rounded.bytes);
+  }
+  free(crew);
+}
+
+/* The job is read as long as the crew lives; sentences may be added to it between runs. */
+Crew *regard_crew_new(const Engine *engine, const Job *job) {
   const Shape *s = &engine->shape;
+  Crew *crew = calloc(1, sizeof(Crew) + job->threads * sizeof(Worker));
+  if (!crew) return 0;
   /* no more sentences at once than there is scratch for, or than these many bytes hold */
   double room = 1 << 28, each = 8.0 * s->writers * s->heads * s->head_width * (job->longest * job->beam + job->reads);
-  if (most > job->rows / job->beam) most = job->rows / job->beam;
-  if (most > 1 && most * each > room) most = each < room ? (long)(room / each) : 1;
-  Worker *workers = calloc(threads, sizeof(Worker));
-  if (!workers) return 0;
-  Team alone = {1};
-  for (long i = 0; i < threads; i++) {
-    workers[i] = (Worker){.desk = {.engine = engine, .team = &alone}, .job = job, .next = &next, .beam = job->beam};
-    workers[i].kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
-    workers[i].places = (workers[i].kept + LANES - 1) / LANES * LANES;
-    workers[i].most = most;
+  crew->job = job, crew->alone.count = 1, crew->most = job->rows / job->beam;
+  if (crew->most > 1 && crew->most * each > room) crew->most = each < room ? (long)(room / each) : 1;
+  for (long i = 0; i < job->threads; i++) {
+    Worker *k = crew->workers + i;
+    *k = (Worker){.desk = {.engine = engine, .team = &crew->alone}, .job = job, .next = &crew->next, .beam = job->beam};
+    k->kept = job->greedy ? 1 : (2 + job->ends) * job->beam;
+    k->places = (k->kept + LANES - 1) / LANES * LANES;
+    k->room = crew->most;
   }
-  in_parts(work_part, &(Crew){workers}, threads);
-  for (long i = 0; i < threads; i++) fine &= !workers[i].broken;
-  free(workers);
+  return crew;
+}
+
+/* Take a step with all sentences, or all steps. Returns 1, or 0 where a number was not finite or memory was
+ * missing: then nothing can be used. */
+long regard_crew_run(Crew *crew, const Engine *engine, long once) {
+  long threads = crew->job->threads, all = crew->job->sentences - crew->next, needed = 1, fine = 1;
+  for (long i = 0; i < threads; i++) {
+    long own = crew->workers[i].count + crew->workers[i].waiting;
+    all += own, needed = own ? i + 1 : needed;
+  }
+  for (long i = 0; i < threads; i++) { /* each has its share of them */
+    Worker *k = crew->workers + i;
+    long share = (all + threads - 1) / threads;
+    k->most = share < crew->most ? share : crew->most;
+    k->desk.engine = engine;
+  }
+  crew->once = once;
+  if (needed < all) needed = all < threads ? all : threads;
+  in_parts(work, &crew, needed);
+  for (long i = 0; i < threads; i++) fine &= !crew->workers[i].broken;
   return fine;
 }

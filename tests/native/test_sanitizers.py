@@ -20,6 +20,7 @@ TESTS = {
     "native/test_kernel_autograd.py": "finite or unpacked or behind",
     "native/test_kernel_fuzz.py": "nothing or take_what or written",
     "native/test_engine.py": "test",
+    "native/test_crew.py": "test",
     "native/test_write.py": "test",
     "native/test_read.py": "test",
     "filters/test_filters.py": "kernels",

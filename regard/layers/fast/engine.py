@@ -5,9 +5,9 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,13 +57,12 @@ class Parts(NamedTuple):
 
 class _Job(ctypes.Structure):
     names = ["sentences", "beam", "n_best", "greedy", "stopping", "bos", "eos"]
-    names += ["threads", "rows", "longest", "reads", "ends"]
-    arrays = ["ids", "end", "first", "limit", "forced", "forced_first", "open"]
-    arrays += ["divisor", "source_at", "target_at"]
-    arrays += ["source_bias", "target_bias"]
+    names += ["threads", "rows", "longest", "reads", "ends", "places"]
+    arrays = ["queue", "length", "limit", "ids", "end", "forced", "forced_count", "dropped", "left"]
+    tables = ["open", "divisor", "source_at", "target_at", "source_bias", "target_bias"]
     results = ["texts", "counts", "steps", "passed", "scores"]
     _fields_ = [(name, ctypes.c_long) for name in names] + [("enough", ctypes.c_double)]
-    _fields_ += [(name, ctypes.c_void_p) for name in arrays]
+    _fields_ += [(name, ctypes.c_void_p) for name in (*arrays, *tables)]
     _fields_ += [(name, ctypes.c_long) for name in ("source_span", "target_span")]
     _fields_ += [(name, ctypes.c_void_p) for name in results]
 
@@ -110,7 +109,7 @@ class Engine:
 
     def _pack(self) -> int | None:
         first, parts = cast(BlockWeights, self.blocks[0]), self.parts
-        shape = StackShape(*first[2:8])
+        self.shape = shape = StackShape(*first[2:8])
         shape.gated, shape.centred = first.weights[8] is not None, first.norm is not RMSNorm
         shape.post, shape.head_scale = first.order is PostNorm, parts.head_scale
         shape.readers, shape.writers = len(parts.encoder), len(parts.decoder)
@@ -140,15 +139,7 @@ class Engine:
         sources: Sequence[Sequence[int]],
         limits: Sequence[int],
         prefixes: Sequence[Sequence[int]] = (),
-        *,
-        beam: int,
-        n_best: int,
-        divisor: Callable[[int], float],
-        stopping: str,
-        enough: float,
-        bos: int,
-        eos: int,
-        ends: Sequence[int],
+        **how: Any,
     ) -> list[list[EngineText]] | None:
         """Texts of each source, best first; nothing where a number is not finite.
 
@@ -156,67 +147,70 @@ class Engine:
             sources: the tokens of each source, at least one
             limits: the most tokens of each text
             prefixes: tokens that each text begins with, if any does
-            beam: hypotheses of a sentence; 1 is greedy
-            n_best: texts to return of each
-            divisor: of a log-probability, by how many tokens it is the sum of
-            stopping: when a search ends, as in `search.STOPPINGS`
-            enough: texts after which a sentence is done
+            how: options of the search, as `Crew` takes them
+        """
+        given = prefixes or [[]] * len(sources)
+        if not self.knows(sources, limits, given, **how):
+            return None
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        # no more rows than can be used at once, as memory that is new takes time
+        rows = max(len(order) * how["beam"], sum(map(len, sources)))
+        sizes = len(order), len(sources[order[0]]), max(limits)
+        crew = Crew(self, sizes, rows=rows, **how)
+        crew.admit(
+            [sources[i] for i in order], [limits[i] for i in order], [given[i] for i in order]
+        )
+        found = crew.run(once=False)
+        if found is None:
+            return None
+        texts: list[list[EngineText]] = [[] for _ in sources]
+        for place, some in found.items():
+            texts[order[place]] = some
+        return texts
+
+    def crew(self, sizes: tuple[int, int, int], **how: Any) -> "Crew":
+        """A crew for up to so many sentences, tokens of a source and tokens of a text."""
+        return Crew(self, sizes, **how)
+
+    def knows(
+        self,
+        sources: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        *,
+        bos: int,
+        eos: int,
+        **_: Any,
+    ) -> bool:
+        """True if all tokens are the model's, and no prefix ends or passes the limit of its text.
+
+        Args:
+            sources: the tokens of each source
+            limits: the most tokens of each text
+            prefixes: tokens that each text begins with
             bos: the token that texts are written after
-            eos: the token that ends a text and is not part of it
-            ends: tokens that end a text and are part of it
+            eos: the token that ends a text
         """
         known, written = (x.tokens.num_embeddings for x in (self.parts.source, self.parts.target))
         if not 0 <= bos < written or not all(0 <= x < known for ids in sources for x in ids):
-            return None
-        given = [list(ids) for ids in prefixes] or [[]] * len(sources)
-        if any(len(ids) > limit for ids, limit in zip(given, limits, strict=True)):
-            return None
+            return False
         written = min(written, self.parts.head.out_features)
-        if any(x == eos or not 0 <= x < written for ids in given for x in ids):
-            return None
-        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-        reads, longest = len(sources[order[0]]), max(limits)
-        job = _Job(len(order), beam, n_best, beam == 1)
-        job.stopping, job.enough = STOPPINGS.index(stopping), enough
-        job.bos, job.eos, job.ends = bos, eos, len(ends)
-        job.threads = max(1, min(torch.get_num_threads(), len(order), _MOST_THREADS))
-        # no more than can be used at once, as memory that is new takes time
-        most = max(len(order) * beam, sum(map(len, sources)))
-        job.rows = max(min(_ROWS[self.dtype], most), beam, reads)
-        job.longest, job.reads = longest + 1, reads
-        count = len(order) * n_best
-        arrays = {
-            "ids": torch.tensor([x for i in order for x in sources[i]], dtype=torch.int32),
-            "end": torch.tensor([*ends, 0], dtype=torch.int32),
-            "first": torch.tensor([*accumulate((len(sources[i]) for i in order), initial=0)]),
-            "limit": torch.tensor([limits[i] for i in order]),
-            "forced": torch.tensor([*(x for i in order for x in given[i]), 0], dtype=torch.int32),
-            "forced_first": torch.tensor([*accumulate((len(given[i]) for i in order), initial=0)]),
-            "open": self._open_bias() if any(given) else None,
+        fit = all(len(ids) <= limit for ids, limit in zip(prefixes, limits, strict=True))
+        return fit and all(x != eos and 0 <= x < written for ids in prefixes for x in ids)
+
+    def tables_for(
+        self, reads: int, longest: int, divisor: Callable[[int], float], prefixed: bool
+    ) -> dict[str, Tensor | None]:
+        """Numbers by position or length, for sources and texts of so many tokens or fewer."""
+        source, target = self.parts.source, self.parts.target
+        return {
+            "open": self._open_bias() if prefixed else None,
             "divisor": self._divisors(divisor, longest),
-            "source_at": self._positions(self.parts.source, reads),
-            "target_at": self._positions(self.parts.target, longest),
-            "source_bias": _biases(self.parts.source.position, reads, 2 * reads - 1),
-            "target_bias": _biases(self.parts.target.position, job.longest, job.longest),
-            "texts": torch.empty(count, job.longest, dtype=torch.int32),
-            "counts": torch.full((count,), -1),
-            "steps": torch.zeros(count, dtype=torch.int64),
-            "passed": torch.empty(count, job.longest),
-            "scores": torch.zeros(count, dtype=torch.float64),
+            "source_at": self._positions(source, reads),
+            "target_at": self._positions(target, longest),
+            "source_bias": _biases(source.position, reads, 2 * reads - 1),
+            "target_bias": _biases(target.position, longest + 1, longest + 1),
         }
-        for name, array in arrays.items():
-            setattr(job, name, native.address(array))
-        job.source_span, job.target_span = 2 * reads - 1, job.longest
-        if not self.library.regard_translate(self.handle, ctypes.byref(job)):
-            return None
-        counts, steps, scores = (arrays[x].tolist() for x in ("counts", "steps", "scores"))
-        written, likely = arrays["texts"].numpy(), arrays["passed"].numpy()
-        texts: list[list[EngineText]] = [[] for _ in sources]
-        for place, (many, passed) in enumerate(zip(counts, steps, strict=True)):
-            if many >= 0:
-                both = written[place, :many].tolist(), likely[place, :passed].tolist()
-                texts[order[place // n_best]].append(EngineText(*both, scores[place]))
-        return texts
 
     def _open_bias(self) -> Tensor:
         """Bias of the head with nothing forbidden, filled up to whole panels."""
@@ -244,6 +238,132 @@ class Engine:
         return known
 
 
+class Crew:
+    """Sentences that an engine translates together: each joins when it comes, and leaves when done.
+
+    Each has a place until its texts are taken. They take steps together, and each text is what it
+    would be alone.
+
+    Args:
+        engine: what translates them
+        sizes: sentences at a time, tokens of a source, and tokens of a text, at the most
+        rows: rows of a product, if fewer than usual are enough
+        beam: hypotheses of a sentence; 1 is greedy
+        n_best: texts of each
+        divisor: of a log-probability, by how many tokens it is the sum of
+        stopping: when a search ends, as in `search.STOPPINGS`
+        enough: texts after which a sentence is done
+        bos: the token that texts are written after
+        eos: the token that ends a text and is not part of it
+        ends: tokens that end a text and are part of it
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sizes: tuple[int, int, int],
+        *,
+        rows: int = 2**30,
+        beam: int,
+        n_best: int,
+        divisor: Callable[[int], float],
+        stopping: str,
+        enough: float,
+        bos: int,
+        eos: int,
+        ends: Sequence[int],
+    ):
+        self.engine, self.sizes, self.divisor, self.n_best = engine, sizes, divisor, n_best
+        (places, reads, longest), count = sizes, sizes[0] * n_best
+        self.job = job = _Job(0, beam, n_best, beam == 1, STOPPINGS.index(stopping), bos, eos)
+        job.threads = max(1, min(torch.get_num_threads(), places, _MOST_THREADS))
+        job.rows = max(min(_ROWS[engine.dtype], rows), beam, reads)
+        job.longest, job.reads, job.ends, job.places = longest + 1, reads, len(ends), places
+        job.enough, job.source_span, job.target_span = enough, 2 * reads - 1, longest + 1
+        kinds = {"ids": (places, reads), "forced": (places, longest + 1)}
+        kinds |= {"texts": (count, longest + 1), "passed": (count, longest + 1)}
+        whole = {name: np.empty(shape, np.int32) for name, shape in kinds.items()}
+        whole |= {n: np.zeros(places, np.int64) for n in ("queue", "length", "limit")}
+        whole |= {"forced_count": np.zeros(places, np.int64), "end": np.array([*ends, 0], np.int32)}
+        whole |= {name: np.zeros(places, np.int8) for name in ("dropped", "left")}
+        whole |= {"counts": np.full(count, -1), "steps": np.zeros(count, np.int64)}
+        self.arrays = {
+            **whole,
+            "passed": whole["passed"].view(np.float32),
+            "scores": np.zeros(count),
+        }
+        for name, array in self.arrays.items():
+            setattr(job, name, array.ctypes.data)
+        self.free = [*reversed(range(places))]
+        self.use(engine)
+        self.handle = engine.library.regard_crew_new(engine.handle, ctypes.byref(job))
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.engine.library.regard_crew_free(self.handle)
+
+    def use(self, engine: Engine, prefixed: bool = False) -> None:
+        """Go on with an engine of the same shape, whose numbers may be others."""
+        _, reads, longest = self.sizes
+        prefixed = prefixed or bool(self.arrays["forced_count"].any())
+        self.engine, self.held = engine, engine.tables_for(reads, longest, self.divisor, prefixed)
+        for name, table in self.held.items():
+            setattr(self.job, name, native.address(table))
+
+    def has_room(self, sources: Sequence[Sequence[int]], limits: Sequence[int]) -> bool:
+        """True if there is room for these sources and for texts of so many tokens."""
+        _, reads, longest = self.sizes
+        fit = max(map(len, sources)) <= reads and max(limits) <= longest
+        return fit and len(sources) <= len(self.free)
+
+    def admit(
+        self,
+        sources: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """Places of new sentences, for which there is room; they join with the next step."""
+        if any(prefixes) and not self.job.open:
+            self.use(self.engine, prefixed=True)
+        some, job, places = self.arrays, self.job, []
+        for ids, limit, prefix in zip(sources, limits, prefixes, strict=True):
+            places.append(place := self.free.pop())
+            some["ids"][place, : len(ids)], some["length"][place] = ids, len(ids)
+            some["forced"][place, : len(prefix)], some["forced_count"][place] = prefix, len(prefix)
+            some["limit"][place] = limit
+            some["queue"][job.sentences % job.places] = place
+            job.sentences += 1
+        return places
+
+    def drop(self, place: int) -> None:
+        """Give a sentence up."""
+        self.arrays["dropped"][place] = 1
+
+    def run(self, once: bool = True) -> dict[int, list[EngineText]] | None:
+        """Take a step with all sentences, or all steps; the texts of those that are done, by place.
+
+        Returns nothing where a number is not finite: then no sentence can go on.
+        """
+        run, engine = self.engine.library.regard_crew_run, self.engine
+        if not self.handle or not run(self.handle, engine.handle, once):
+            return None
+        some, texts = self.arrays, {}
+        for place in np.flatnonzero(some["left"]).tolist():
+            rows = range(place * self.n_best, (place + 1) * self.n_best)
+            if not some["dropped"][place]:
+                texts[place] = [self._text(row) for row in rows if some["counts"][row] >= 0]
+            some["counts"][rows.start : rows.stop] = -1
+            some["left"][place] = some["dropped"][place] = 0
+            self.free.append(place)
+        return texts
+
+    def _text(self, row: int) -> EngineText:
+        some = self.arrays
+        ids, passed = some["texts"][row, : some["counts"][row]], some["passed"][row]
+        passed = passed[: some["steps"][row]].tolist()
+        return EngineText(ids.tolist(), passed, float(some["scores"][row]))
+
+
 def _biases(position: nn.Module, count: int, span: int) -> Tensor | None:
     """What distances add to scores, by head, from a key `count` - 1 before the query on."""
     if type(position) not in _BIASED:
@@ -266,8 +386,11 @@ def engine_of(
     never: Sequence[int],
     known: Any,
     before: "Engine | None",
+    during: object = None,
 ) -> "Engine | None":
     """The engine of a model (`before`, if it still holds), where all of it is known exactly.
+
+    While `during` lives, its numbers are looked at once, and again after `native.doubt`.
 
     Args:
         model: model that is decoded
@@ -275,16 +398,23 @@ def engine_of(
         never: tokens that are never written
         known: functions of the model's own class, as `known_functions` returned them
         before: engine of an earlier call, returned if it still holds
+        during: who takes steps with it
     """
     if _off(model, known):
         return None
-    dtype = cast(native.Scope, native.scope(model)).dtype
-    if before is not None and before.holds(model, never, dtype):
+    active = cast(native.Scope, native.scope(model))
+    key = "engine", id(during), tuple(never)
+    last, checked = active.plans.get(key, (None, None))
+    if last is not None and last is before and during in checked.checked and checked.unhooked():
         return before
-    if _unknown(model, parts):
+    if before is None or not before.holds(model, never, active.dtype):
+        before = None if _unknown(model, parts) else Engine(model, parts, never, active.dtype)
+    if before is None or not before.handle:
         return None
-    made = Engine(model, parts, never, dtype)
-    return made if made.handle else None
+    if during is not None:
+        active.plans[key] = before, before.fingerprint
+        before.fingerprint.checked.add(during)
+    return before
 
 
 def why_no_engine(model: nn.Module, parts: Parts, known: Any) -> str:
