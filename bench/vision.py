@@ -26,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import attend as attention_bench  # noqa: E402
 import torch  # noqa: E402
 from apart import Peer, in_turn, machine, takes  # noqa: E402
+from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -127,7 +128,7 @@ def theirs(kind: str, row: str, what: str, images: Tensor, labels: Tensor) -> Ca
 def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, float]:
     """Return the ratios to transformers' own models."""
     images, labels = torch.randn(batch, 3, SIZE, SIZE), torch.arange(batch)
-    ratios = {}
+    ratios, peak = {}, peaks()
     for kind, row in (("vit", "vit_ti16"), ("swin", "swin_t")):
         for what in ("forward", "train"):
             words = kind, row, what, images, labels
@@ -144,6 +145,11 @@ def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, flo
                 flush=True,
             )
             ratios[f"{kind}_{what}"] = found["transformers"] / found["regard"]
+            if peak:  # a training step has about three products for one
+                adds = counted(ours(kind, row).to("meta"), (images.to("meta"),)).multiply_adds
+                adds *= 3 if what == "train" else 1
+                share = adds / peak["fp32"] / threads / found["regard"]
+                print(f"share {kind}_{what} {share:.3f}", flush=True)
     return ratios
 
 
