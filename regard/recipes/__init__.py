@@ -22,6 +22,7 @@ RECIPES = {
         "ladder_multi30k",
         "decoder_multi30k",
         "tatoeba_en_zh",
+        "text_many",
         "wikitext2_lab",
         "wikitext2_masked",
         "shakespeare_lab",

@@ -51,7 +51,7 @@ LanguageOwn = TypedDict("LanguageOwn", {
 }, total=False)
 class LanguageKeys(Given, Common, LanguageOwn): ...
 
-Text = Literal["text"]
+Text = Literal["text", "text_many"]
 TextOwn = TypedDict("TextOwn", {
 "bpe_dropout": Any, "columns": Any, "feed_forward": Any, "from": Any, "header": Any,
 "joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "loss": Any,
@@ -72,13 +72,13 @@ ClassifyOwn = TypedDict("ClassifyOwn", {
 "fit": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
 "frequency_warp": Any, "head_dropout": Any, "header": Any, "hop": Any, "image": Any,
 "inner_width": Any, "kernel": Any, "label_smoothing": Any, "labels": Any, "like": Any,
-"loss": Any, "max_length": Any, "mels": Any, "members": Any, "mixup": Any, "names": Any,
-"none": Any, "normalise": Any, "order": Any, "padding": Any, "patch": Any, "pattern": Any,
-"pieces": Any, "pool": Any, "r_drop": Any, "rate": Any, "separator": Any, "share": Any,
-"skip_bad": Any, "sound": Any, "speeds": Any, "stem": Any, "strength": Any, "stride": Any,
-"subsampling": Any, "teacher": Any, "temperature": Any, "threshold": Any, "tile": Any,
-"time_masks": Any, "time_share": Any, "time_warp": Any, "tokenizer": Any, "valid_by": Any,
-"widths": Any, "window": Any, "word_dropout": Any
+"linear": Any, "loss": Any, "max_length": Any, "mels": Any, "members": Any, "mixup": Any,
+"names": Any, "none": Any, "normalise": Any, "order": Any, "padding": Any, "patch": Any,
+"pattern": Any, "pieces": Any, "pool": Any, "r_drop": Any, "rate": Any, "separator": Any,
+"share": Any, "skip_bad": Any, "sound": Any, "speeds": Any, "stem": Any, "strength": Any,
+"stride": Any, "subsampling": Any, "teacher": Any, "temperature": Any, "threshold": Any,
+"tile": Any, "time_masks": Any, "time_share": Any, "time_warp": Any, "tokenizer": Any,
+"valid_by": Any, "widths": Any, "window": Any, "word_dropout": Any
 }, total=False)
 class ClassifyKeys(Given, Common, ClassifyOwn): ...
 
@@ -88,9 +88,9 @@ ImagesOwn = TypedDict("ImagesOwn", {
 "class_weights": Any, "columns": Any, "cutmix": Any, "depths": Any, "distil": Any,
 "distil_weight": Any, "drop_path": Any, "erase": Any, "family": Any, "feed_forward": Any,
 "fit": Any, "foreign": Any, "header": Any, "image": Any, "label_smoothing": Any, "like": Any,
-"loss": Any, "mixup": Any, "names": Any, "none": Any, "order": Any, "padding": Any,
-"patch": Any, "pool": Any, "share": Any, "stem": Any, "strength": Any, "teacher": Any,
-"temperature": Any, "tile": Any, "widths": Any, "window": Any
+"linear": Any, "loss": Any, "mixup": Any, "names": Any, "none": Any, "order": Any,
+"padding": Any, "patch": Any, "pool": Any, "share": Any, "stem": Any, "strength": Any,
+"teacher": Any, "temperature": Any, "tile": Any, "widths": Any, "window": Any
 }, total=False)
 class ImagesKeys(Given, Common, ImagesOwn): ...
 
@@ -98,8 +98,8 @@ Series = Literal["series", "japanese_vowels", "basic_motions"]
 SeriesOwn = TypedDict("SeriesOwn", {
 "augment": Any, "batch": Any, "chunk": Any, "class_weights": Any, "columns": Any,
 "drop_path": Any, "family": Any, "feed_forward": Any, "head_dropout": Any, "header": Any,
-"label_smoothing": Any, "loss": Any, "max_length": Any, "members": Any, "mixup": Any,
-"order": Any, "pool": Any, "strength": Any, "stride": Any
+"label_smoothing": Any, "linear": Any, "loss": Any, "max_length": Any, "members": Any,
+"mixup": Any, "order": Any, "pool": Any, "strength": Any, "stride": Any
 }, total=False)
 class SeriesKeys(Given, Common, SeriesOwn): ...
 
@@ -164,9 +164,10 @@ SoundsOwn = TypedDict("SoundsOwn", {
 "columns": Any, "decoder_depth": Any, "drop_path": Any, "family": Any, "features": Any,
 "feed_forward": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
 "frequency_warp": Any, "header": Any, "hop": Any, "kernel": Any, "label_smoothing": Any,
-"like": Any, "loss": Any, "mels": Any, "names": Any, "none": Any, "normalise": Any,
-"order": Any, "pattern": Any, "pool": Any, "rate": Any, "sound": Any, "speeds": Any,
-"subsampling": Any, "time_masks": Any, "time_share": Any, "time_warp": Any, "window": Any
+"like": Any, "linear": Any, "loss": Any, "mels": Any, "names": Any, "none": Any,
+"normalise": Any, "order": Any, "pattern": Any, "pool": Any, "rate": Any, "sound": Any,
+"speeds": Any, "subsampling": Any, "time_masks": Any, "time_share": Any, "time_warp": Any,
+"window": Any
 }, total=False)
 class SoundsKeys(Given, Common, SoundsOwn): ...
 
