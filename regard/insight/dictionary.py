@@ -197,7 +197,7 @@ class Stream:
         return iter(range(self.trained, self.trained + self.held_out))
 
 
-class Chunks:
+class VectorChunks:
     """Shuffled vectors of a stream, of which batch n is a function of (seed, n).
 
     Chunk c holds the vectors of `reads` batches of the model from c * reads on; `steps` batches are
@@ -288,7 +288,7 @@ def dictionary_of(
 
     folder = Path(asked.out)
     with locked(folder):
-        chunks = Chunks(stream, batch=asked.batch, buffer=asked.buffer, seed=asked.seed)
+        chunks = VectorChunks(stream, batch=asked.batch, buffer=asked.buffer, seed=asked.seed)
         vectors = chunks.chunk(0)
         model = _begin(stream, asked, vectors.shape[1], folder)
         model.fit_scale(vectors)

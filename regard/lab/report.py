@@ -43,7 +43,7 @@ def run_name(job: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class Search:
+class SearchRecord:
     """How trials of a search were drawn, and which of them went on.
 
     Args:
@@ -75,7 +75,7 @@ class Compared(Named):
     runs: list[dict[str, Any]] = field(default_factory=list)
     signal: int | None = None  # that stopped it
     judged: Any = None  # the evaluation of all models on a test part
-    search: Search | None = None
+    search: SearchRecord | None = None
     trends: bool = False  # whether scores were drawn by a number, time and speed
 
     @property
@@ -248,7 +248,7 @@ class Compared(Named):
             notes.append("Tokenizers differ, so losses a token do not compare.")
         return notes + failed
 
-    def _search_notes(self, search: Search) -> list[str]:
+    def _search_notes(self, search: SearchRecord) -> list[str]:
         drawn = ", ".join(f"{key}={text}" for key, text in search.space.items())
         notes = [f"{search.trials} trials drawn at random by seed {search.seed} from {drawn}."]
         stops = " and ".join(f"{share:.0%}" for share in search.shares[:-1])

@@ -25,7 +25,7 @@ _DRAWS = 1000  # for a trial that is none of those before
 _FIXED = {*DURATION_KEYS, "valid_every"}  # by which trials are compared
 
 
-class Range(NamedTuple):
+class SettingRange(NamedTuple):
     """Numbers between two ends; evenly by their logarithm where both are above zero."""
 
     low: float
@@ -43,7 +43,7 @@ class Range(NamedTuple):
         return min(max(drawn, self.low), self.high)
 
 
-Space = dict[str, Range | list[Any]]
+Space = dict[str, SettingRange | list[Any]]
 
 
 def is_range(value: Any) -> bool:
@@ -51,7 +51,7 @@ def is_range(value: Any) -> bool:
     return isinstance(value, str) and _RANGE.fullmatch(value) is not None
 
 
-def range_of(key: str, text: str, kind: str) -> Range:
+def range_of(key: str, text: str, kind: str) -> SettingRange:
     """Read a range for a setting of a type."""
     if "number" not in kind:
         raise UsageError(f"{key}={text} is a range, and {key} is no number; list values: {key}=A,B")
@@ -61,7 +61,7 @@ def range_of(key: str, text: str, kind: str) -> Range:
         raise UsageError(f"{key}={text} is no range; write the lower end first, then the higher")
     if whole and not (low.is_integer() and high.is_integer()):
         raise UsageError(f"{key}={text} has an end that is not a whole number")
-    return Range(int(low), int(high), True) if whole else Range(low, high)
+    return SettingRange(int(low), int(high), True) if whole else SettingRange(low, high)
 
 
 def search_space(rest: Mapping[str, list[Any]], own: Mapping[str, Any], task: str) -> Space | None:
@@ -109,7 +109,7 @@ def draw(space: Space, trials: int, seed: int) -> list[Variant]:
     for number in range(1, trials + 1):
         for _ in range(_DRAWS):
             values = {
-                key: some.draw(chance) if isinstance(some, Range) else chance.choice(some)
+                key: some.draw(chance) if isinstance(some, SettingRange) else chance.choice(some)
                 for key, some in space.items()
             }
             if str(values) not in found:

@@ -20,7 +20,7 @@ from regard.costs.machine import least
 from regard.costs.model import Reading
 from regard.errors import UsageError, log
 from regard.files import read_json
-from regard.lab.report import Compared, Search, Variant, finite, run_name
+from regard.lab.report import Compared, SearchRecord, Variant, finite, run_name
 from regard.lab.search import (
     SEARCHES,
     Rung,
@@ -278,7 +278,7 @@ def compare(
         variants = draw(space, settings.trials, first)
         varied = {key: [variant.values[key] for variant in variants] for key in space}
         drawn_from = {key: written(given[key]) for key in space}
-        search = Search(settings.trials, first, drawn_from, shares(settings.trials))
+        search = SearchRecord(settings.trials, first, drawn_from, shares(settings.trials))
     elif math.prod(map(len, varied.values())) * settings.seeds > _MAX_RUNS:
         raise UsageError(f"over {_MAX_RUNS:,} runs; vary fewer keys, or take fewer seeds")
     else:
@@ -410,7 +410,7 @@ def train_all(made: Compared, jobs: Sequence[dict[str, Any]], parallel: int, qui
 
 
 def search_all(
-    made: Compared, search: Search, jobs: Sequence[dict[str, Any]], parallel: int, quiet: bool
+    made: Compared, search: SearchRecord, jobs: Sequence[dict[str, Any]], parallel: int, quiet: bool
 ) -> None:
     """Train all trials to the first share of their steps, the best of them to the next, and so on.
 

@@ -266,8 +266,8 @@ class Counted:
 
 
 def test_a_step_of_a_dictionary_is_a_function_of_its_number():
-    def chunks(seed: int = 1) -> module.Chunks:
-        return module.Chunks(Counted(), batch=6, buffer=20, seed=seed)  # pyright: ignore
+    def chunks(seed: int = 1) -> module.VectorChunks:
+        return module.VectorChunks(Counted(), batch=6, buffer=20, seed=seed)  # pyright: ignore
 
     drawn = chunks()
     assert (drawn.reads, drawn.steps) == (3, 3)  # 7.57 vectors a batch: 22.7, three times six

@@ -15,7 +15,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.errors import UsageError
-from regard.lab.search import Range, draw, kept, shares
+from regard.lab.search import SettingRange, draw, kept, shares
 from tests.lab.test_compare import FORK, Steps, results
 from tests.zoo import LABELS
 
@@ -46,7 +46,11 @@ def whole(zoo, tmp_path_factory) -> Path:
 
 
 def test_trials_follow_from_the_seed_and_more_of_them_begin_with_the_same():
-    space = {"lr": Range(1e-4, 1e-1), "depth": Range(1, 6, True), "norm": ["layer", "rms"]}
+    space = {
+        "lr": SettingRange(1e-4, 1e-1),
+        "depth": SettingRange(1, 6, True),
+        "norm": ["layer", "rms"],
+    }
     few, many = draw(space, 9, 3), draw(space, 400, 3)
     assert few == many[:9] and few != draw(space, 9, 4)
     rates = [trial.values["lr"] for trial in many]
@@ -54,7 +58,7 @@ def test_trials_follow_from_the_seed_and_more_of_them_begin_with_the_same():
     below = sum(rate < math.sqrt(1e-5) for rate in rates)
     assert 150 < below < 250  # half of them below the geometric mean
     assert {trial.values["depth"] for trial in many} == set(range(1, 7))
-    even = [Range(0, 1).draw(random.Random(n)) for n in range(400)]
+    even = [SettingRange(0, 1).draw(random.Random(n)) for n in range(400)]
     assert 150 < sum(one < 0.5 for one in even) < 250
 
 
