@@ -241,6 +241,7 @@ class Causes(Effects, Named):
             "correlations": dict(zip(self.correlations, correlations, strict=True)),
             "heads": {name: plain(values) for name, values in self.heads.items()},
             "edges": {name: [plain(row) for row in table] for name, table in self.edges.items()},
+            **({"caveat": self.caveat} if self.caveat else {}),
         }
 
     def __str__(self) -> str:
@@ -339,6 +340,7 @@ def find_causes(
         correlations |= correlated
     told = {"answer": question.answer, "logprob": float(values[0]), "tokens": question.tokens}
     told |= {"effects": effects, "attention": attention, "correlations": correlations}
+    told |= {"caveat": question.caveat}
     return Causes(**told, grid=question.grid, **more), picture
 
 

@@ -135,6 +135,7 @@ def find_lens(task: Any, given: Given, settings: LookSettings) -> tuple[Lens, li
     )
     source = given if isinstance(given, str) else ""
     note = "the likeliest after each layer, the last on top; colour: its probability"
+    note = "; ".join(filter(None, (note, question.caveat)))
     table = ValueTable(
         "after each layer",
         found.probabilities[::-1],

@@ -126,9 +126,10 @@ def find_patches(
     )
     parts = np.stack([np.maximum(effects, 0), np.maximum(-effects, 0)])
     view = View("patched", parts, list(stacks), places, "cross", heads=("gained", "lost"))
+    note = "; ".join(filter(None, (found.note, clean.caveat)))
     title = " / ".join(name for name in named if name) or clean.answer
     picture = Picture(
-        title, [view], source=named[0], output=clean.answer, note=found.note, tables=[table]
+        title, [view], source=named[0], output=clean.answer, note=note, tables=[table]
     )
     return found, picture
 

@@ -26,6 +26,9 @@ ALONE = (  # why no other tool takes it
     "it; train with linear=false to export"
 )
 _KEYS = "encoder_weight", "linear_weight"  # among the scores of a validation
+UNHEARD = (  # where attention is shown all the same
+    "the encoder's weight is 0: the linear model alone answers, and attention has no part in it"
+)
 
 
 class Mixture(NamedTuple):

@@ -43,7 +43,8 @@ def card_head(config: Mapping[str, Any], scores: Mapping[str, float], data: str 
     metrics = [
         {"type": name, "value": value, "name": name.replace("_", " ")}
         for name, value in scores.items()
-        if name != "better" and math.isfinite(value)
+        # what validation chose is no metric: encoder_weight, linear_weight
+        if not name.endswith(("better", "_weight")) and math.isfinite(value)
     ]
     if metrics:
         part = {"type": "own", "name": f"validation part of {data or 'own data'}"}

@@ -400,6 +400,8 @@ class Runner(Generic[A]):
                 "is cut; give the model a head with: regard train classify init=MODEL ..., and "
                 "look at that. What attends to what: regard look without cause=, lens= and patch="
             )
+        if found.caveat:
+            log(found.caveat)
         return found
 
     def probe(self, given: Given) -> Question:

@@ -172,12 +172,14 @@ class Effects:
     heads: Mapping[str, np.ndarray] = field(default_factory=dict)  # (heads,) of each layer
     edges: Mapping[str, np.ndarray] = field(default_factory=dict)  # (queries, keys) of each layer
     grid: TokenGrid | None = None  # on which the tokens stand, of an image or a sound
+    caveat: str = ""  # why cuts cannot change the answer, if they cannot
 
     @property
     def note(self) -> str:
         """Answer's log-probability and the correlations as one line."""
         told = ", ".join(f"{name} {value:+.2f}" for name, value in self.correlations.items())
-        return f"log p = {self.logprob:.3f}; rank correlation with the effect of cutting: {told}"
+        what = self.caveat or f"rank correlation with the effect of cutting: {told}"
+        return f"log p = {self.logprob:.3f}; {what}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import regard
 from regard.errors import UsageError
+from regard.insight.causes import causes
 from regard.metrics.baselines import BASELINE_FILE
 from regard.metrics.mixture import MIXTURE_FILE, Mixture
 from regard.tasks import task
@@ -152,3 +153,38 @@ def test_a_damaged_linear_part_is_refused_in_one_line(zoo, tmp_path):
     (run / BASELINE_FILE).unlink()
     with pytest.raises(UsageError, match="a part of the model; restore it"):
         regard.load(run)
+
+
+def test_attention_that_has_no_part_in_the_answer_is_shown_with_a_word(zoo, tmp_path, capsys):
+    said, given, run = "attention has no part in it", "the red dog", zoo.model("classify")
+    for weight in (0.0, 1.0):
+        runner = regard.load(weighted(run, tmp_path / f"{weight}", encoder=weight, linear=1.0))
+        capsys.readouterr()
+        found = causes(runner, given)
+        assert (said in capsys.readouterr().err) is (weight == 0)
+        assert (said in runner.picture(given).note) is (weight == 0)
+        assert (said in str(found)) is (weight == 0)
+        assert (said in str(found.to_dict())) is (weight == 0)
+        assert np.any(found.effects) == (weight > 0)
+
+
+def test_weights_are_no_metric_of_the_card(kind, run):
+    head = (run / "README.md").read_text().split("---")[1]
+    assert "accuracy" in head and "_weight" not in head
+
+
+def test_of_checkpoints_that_answer_alike_the_best_encoder_is_kept(zoo, tmp_path, monkeypatch):
+    alone = classmethod(lambda cls, *given: cls(0.0, 1.0))
+    monkeypatch.setattr(Mixture, "choose", alone)
+    report = regard.train("classify", out=tmp_path / "run", quiet=True, **told("classify", zoo))
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    encoders = [row["valid/encoder_accuracy"] for row in rows if "valid/encoder_accuracy" in row]
+    assert encoders[0] < max(encoders), "nothing was learnt, so nothing is told apart"
+    assert report.scores["encoder_accuracy"] == max(encoders)
+
+
+def test_a_teacher_of_two_parts_says_which_of_them_teaches(zoo, tmp_path, capsys):
+    teacher = weighted(zoo.model("images"), tmp_path / "teacher", encoder=1.0, linear=1.0)
+    how = {**told("images", zoo), "steps": 1, "valid_every": 1, "teacher": str(teacher)}
+    regard.train("images", out=tmp_path / "run", **how)
+    assert "its encoder teaches, without its linear model" in capsys.readouterr().err

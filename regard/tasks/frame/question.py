@@ -37,6 +37,7 @@ class Question:
     first: int = 0
     score: Callable[[Tensor], Tensor] | None = None  # of logprobs, if not the sum over the steps
     unit: str = "loss"  # what is more where `score` is less
+    caveat: str = ""  # why cuts cannot change the answer, if they cannot
     size: int = 1  # tokens that the model reads of one copy, if more than those of the input
 
     def answers(self, copies: int) -> Tensor:

@@ -16,6 +16,7 @@ from regard.errors import UsageError, log
 from regard.files import read_json, write_json
 from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
+from regard.metrics.mixture import UNHEARD
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import Modality, NoneOfThese, One
 from regard.tasks.frame.answers import Classified, Unread, Valued
@@ -144,6 +145,12 @@ class Classifier(Predictor[Classified]):
 
     # Looking
 
+    @property
+    def caveat(self) -> str:
+        """Why attention has no part in an answer, where a linear model alone gives it."""
+        mixture = self.codec.baselines and self.codec.baselines.mixture
+        return UNHEARD if mixture and not mixture.encoder else ""
+
     def answer_logprobs(self, given: One, settings: LookSettings, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
         decision, format = self.codec.decision, self.format_for(settings)
@@ -155,7 +162,8 @@ class Classifier(Predictor[Classified]):
 
         steps = decision.steps(self.labels, logprobs(1)[0], threshold_of(settings), expected)
         tokens = self.modality.tokens(self.model, raw, format)
-        return Question(logprobs=logprobs, expected=steps["chosen"], **steps, **tokens._asdict())
+        steps |= {"expected": steps["chosen"], "caveat": self.caveat}
+        return Question(logprobs=logprobs, **steps, **tokens._asdict())
 
     def explain(self, given: One, settings: LookSettings) -> Picture:
         """Watch the model while it labels an input, and gather where it looked."""
@@ -164,7 +172,8 @@ class Classifier(Predictor[Classified]):
             run = replace(self.plain, **{k: getattr(settings, k) for k in self._shared(settings)})
             probs = self.probabilities(raws, run)
             (answer,) = self.classified(probs, raws, run)
-            return described(answer, probs[0], settings.candidates)
+            told = described(answer, probs[0], settings.candidates)
+            return {**told, "note": "; ".join(filter(None, (told["note"], self.caveat)))}
 
         format = self.format_for(settings)
         return self.modality.picture(self.model, given, format, settings, describe)

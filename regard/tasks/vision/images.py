@@ -131,6 +131,10 @@ class ImageLabels(LabelObjective[TrainImages, ImageData]):
         other = Origin.load(settings.teacher)
         theirs = load_codec(other.folder, other.model, other.config)
         teacher = Teacher(other, theirs, runner.codec, settings.device)
+        if theirs.baselines is not None and theirs.baselines.mixture is not None:
+            data.notes.append(
+                f"teacher={settings.teacher}: its encoder teaches, without its linear model"
+            )
 
         def loss(batch: LabelledBatch, weights: Tensor | None) -> Tensor:
             assert batch.theirs is not None
