@@ -18,22 +18,28 @@ CHUNK_LINES = 512  # read before they are answered, which bounds memory for inpu
 _LETTERS = 1_000_000  # and so many letters, if that is sooner
 
 Choose = Callable[[list[str]], str]  # the column or field that is read, of all there are
-# a text (or the messages of a conversation), and the JSON line it came in, if it did
+# a text (or the messages of a conversation, or why there is none), and the JSON line it came in,
+# if it did
 Input = tuple[Any, dict[str, Any] | None]
 
 
 def run(call: Call) -> None:
     """Answer texts given as words, lines of files or of standard input, or images, in order."""
     import regard
+    from regard.cluster import Folders, answer_folder
 
     name, texts = call.take(("MODEL", "TEXT..."))
-    model = regard.load(name, task=call.settings.pop("task", None))
+    folders = Folders.taken(call.settings, texts)
+    device, task = call.settings.pop("device", "cpu"), call.settings.pop("task", None)
+    model = regard.load(name, device, task=task)
     try:
         # completed once: a wrong setting is refused before the first line is read
         call = replace(call, completed=model.check(call.settings))
     except UsageError as mistake:
         hint = " (text that holds a = goes after --)" if "unknown key" in str(mistake) else ""
         raise UsageError(f"{mistake}{hint}") from None
+    if folders is not None:
+        return answer_folder(model, folders, call)
     streams = model.streams
     live = streams and sys.stdout.isatty() and not call.json  # token by token
     if not texts:
@@ -55,8 +61,8 @@ def run(call: Call) -> None:
                 say(model, text, call.completed, sys.stdout, first=number)
                 number += 1
         elif words:
-            for line in answers(model, words, call, first=number):
-                print(line)
+            for lines in answers(model, words, call, first=number):
+                print(*lines, sep="\n")
             number += len(words)
         words = []
         if word is not None:
@@ -112,11 +118,7 @@ def kind_of(word: str) -> str:
 
 def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int) -> int:
     """Answer the inputs that a file or folder holds, or its lines; return the next number."""
-    from regard.data.lines import opened
-    from regard.modalities.base import TABLES
-
     as_text = "; to answer the word itself, write it after --"
-    table = os.path.splitext(path)[1].lower() in TABLES
     found = model.inputs_at(path, call.completed)
     if found is not None and not found.rows:
         parts = in_chunks(found.inputs, CHUNK_LINES)
@@ -125,14 +127,28 @@ def run_path(model: "Runner[Any]", path: str, kind: str, call: Call, number: int
     if kind == "folder":
         raise UsageError(f"{path} is a folder; name files whose lines are to be read{as_text}")
     if not call.quiet:
-        what = "rows" if table or found else "lines"
+        what = "rows" if found or is_table(path) else "lines"
         log(f"{path}: its {what} are answered{as_text}")
-    if found or table:
-        rows = found.inputs if found else table_rows(path, model, call)
-        return print_answers(model, in_chunks(rows, CHUNK_LINES), call, number)
+    rows = found.inputs if found else rows_in(path, model, call)
+    return print_answers(model, in_chunks(rows, CHUNK_LINES), call, number)
+
+
+def is_table(path: str) -> bool:
+    """Tell whether a file has rows of named columns."""
+    from regard.modalities.base import TABLES
+
+    return os.path.splitext(path)[1].lower() in TABLES
+
+
+def rows_in(path: str, model: "Runner[Any]", call: Call) -> Iterator[Input]:
+    """Inputs of the rows of a table, or of the lines of any other file."""
+    from regard.data.lines import opened
+
+    if is_table(path):
+        yield from table_rows(path, model, call)
+        return
     with opened(path) as file:
-        lines = read_lines(file, column_of(model, call), path)
-        return print_answers(model, in_chunks(lines, CHUNK_LINES), call, number)
+        yield from read_lines(file, column_of(model, call), path)
 
 
 def print_answers(
@@ -149,8 +165,9 @@ def print_answers(
     An answer that is shown `whole` may have several lines.
     """
     for chunk, mistake in parts:
-        for line in answers(model, chunk, call, first=number, named=named) if chunk else ():
-            print(line if whole else line.replace("\n", " "))
+        for lines in answers(model, chunk, call, first=number, named=named) if chunk else ():
+            for line in lines:
+                print(line if whole else line.replace("\n", " "))
         sys.stdout.flush()
         number += len(chunk)
         if mistake:
@@ -159,22 +176,35 @@ def print_answers(
 
 
 def read_lines(file: BinaryIO, choose: Choose, name: str = "standard input") -> Iterator[Input]:
-    """Inputs of lines, or of JSON lines; the first line decides which of the two they are."""
-    from regard.data.lines import read_stream
+    """Inputs of lines, or of JSON lines; the first line decides which of the two they are.
+
+    In the place of an input that cannot be read is the error that says why.
+    """
+    from regard.data.lines import scan_stream
 
     records: bool | None = None
-    for number, line in read_stream(file, name):
+    for number, line, fault in scan_stream(file, name):
+        if fault is not None:
+            yield UsageError(fault.message), {} if records else None
+            continue
         if records is None:
             records = is_record(line)
         yield read_record(line, f"{name}:{number}", choose) if records else (line, None)
 
 
-def in_chunks(rows: Iterable[Input], size: int) -> Iterator[tuple[list[Input], UsageError | None]]:
-    """Inputs a chunk at a time, none of them empty; what is wrong comes after those before it."""
+def in_chunks(
+    rows: Iterable[Input], size: int, *, faulty: bool = False
+) -> Iterator[tuple[list[Input], UsageError | None]]:
+    """Inputs a chunk at a time, none of them empty; what is wrong comes after those before it.
+
+    Inputs that cannot be read end the rows, unless `faulty` ones are to be given, too.
+    """
     chunk: list[Input] = []
     letters, mistake = 0, None
     try:
         for text, record in rows:
+            if isinstance(text, UsageError) and not faulty:
+                raise text
             chunk.append((text, record))
             letters += len(str(record or text))
             if len(chunk) == size or letters >= _LETTERS:
@@ -194,7 +224,8 @@ def table_rows(path: str, model: Any, call: Call) -> Iterator[Input]:
     columns, choose, table = call.completed.columns, column_of(model, call), Table(path)
     for row in table:
         if row.fault is not None:
-            raise UsageError(row.fault.message)
+            yield UsageError(row.fault.message), {}
+            continue
         if row.value is None:
             continue
         if isinstance(row.value, list) and header is None:
@@ -207,7 +238,8 @@ def table_rows(path: str, model: Any, call: Call) -> Iterator[Input]:
                     f"{path}: no column of its first row is named {' or '.join(known)}; "
                     "name the one to read with columns=, or give its texts as lines"
                 )
-            text_of(dict.fromkeys(header, ""), path, choose)
+            if isinstance(wrong := text_of(dict.fromkeys(header, ""), path, choose)[0], UsageError):
+                raise wrong
             at = range(len(header))
             if not numbered or named or like_header(table.cells(), at):
                 continue
@@ -229,20 +261,21 @@ def read_record(line: str, where: str, choose: Choose) -> tuple[Any, dict[str, A
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON, as the first line is ({error})") from None
+        return UsageError(f"{where}: not JSON, as the first line is ({error})"), {}
     if not isinstance(record, dict):
-        raise UsageError(f"{where}: {line[:40]!r} is not a JSON object, unlike the first line")
+        return UsageError(f"{where}: {line[:40]!r} is not a JSON object, unlike the first line"), {}
     return text_of(record, where, choose)
 
 
 def text_of(record: dict[str, Any], where: str, choose: Choose) -> tuple[Any, dict[str, Any]]:
-    """Return the input that a record holds, beside all of it."""
+    """Return the input that a record holds, or why it holds none, beside all of it."""
     try:
         name = choose(list(record))
     except UsageError as mistake:
-        raise UsageError(f"{where}: {mistake}") from None
+        return UsageError(f"{where}: {mistake}"), record
     if not isinstance(record[name], str | list | dict):
-        raise UsageError(f"{where}: no text; name it src or text, or say which with columns=")
+        said = f"{where}: no text; name it src or text, or say which with columns="
+        return UsageError(said), record
     return record[name], record
 
 
@@ -258,8 +291,8 @@ def answers(
     *,
     first: int = 0,
     named: bool = False,
-) -> Iterator[str]:
-    """Answer inputs, of which the first has this number: lines for lines, JSON for JSON.
+) -> Iterator[list[str]]:
+    """Lines of the answer to each input, the first of this number: JSON where JSON was given.
 
     Those that are named have the name of the input and a TAB before them.
     """
@@ -275,13 +308,13 @@ def answers(
             told = result.record(how)
             if forced and isinstance(told["prediction"], str):  # it was given, and only judged
                 del told["prediction"]
-            yield as_json(merge_record(brought, told))
+            yield [as_json(merge_record(brought, told))]
         elif text or model.from_nothing:
             subtitles = getattr(how, "format", "") in ("srt", "vtt")  # of many lines
             before = f"{text}\t" if named and not subtitles else ""
-            yield from (before + line for line in result.lines(how))
+            yield [before + line for line in result.lines(how)]
         else:
-            yield from [""] * n_best
+            yield [""] * n_best
 
 
 def merge_record(brought: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

@@ -204,8 +204,10 @@ def load(
     needs. One input to run() gives one answer, a list of inputs a list of answers.
     """
     use_own(use)
+    from regard.native.processor import check_device
     from regard.pretrained.import_export import read_any_model
 
+    check_device(device)
     folder = find_model(name_or_folder)
     model, config = read_any_model(folder, device)
     needed = missing(config.get("use"))
@@ -436,6 +438,7 @@ def evaluate(
     part: str | None = None,
     against: Any = None,
     outputs: Place | None = None,
+    device: str = "cpu",
     task: str | None = None,
     **settings: Any,
 ) -> "Evaluation":
@@ -447,6 +450,7 @@ def evaluate(
     data     as for `train`; `part` of it is test (if not said), valid or train
     against  another model, or for translators a list of them: with a paired test
     outputs  a file for the model's answers, one line each
+    device   cpu or cuda, for models that are named
     task     "embed" to judge the vectors of a model of another task
 
     Further keys by task: `regard eval MODEL --help`. Returns an Evaluation, whose scores are read
@@ -459,14 +463,16 @@ def evaluate(
     settings = materialise_data(settings)
     sets = {key: resolve_data(settings[key]) for key in ("data", "filters") if key in settings}
     settings |= sets
-    loaded: Any = load(folder, task=task) if folder is not None else model
+    loaded: Any = load(folder, device, task=task) if folder is not None else model
     other = against
     if isinstance(other, str) and not Path(other).is_dir():
         other = other.split(",")
     others = other if isinstance(other, list) else [] if other is None else [other]
     if len(others) > 1 and not loaded.several_against:
         raise UsageError(f"against= names {len(others)} models; one of {loaded.name} takes one")
-    rivals = [load(one, task=task) if isinstance(one, str | Path) else one for one in others]
+    rivals = [
+        load(one, device, task=task) if isinstance(one, str | Path) else one for one in others
+    ]
     names = [str(model) if folder else "model", *map(str, others)]
     result = loaded.evaluate(settings, against=rivals, names=names)
     if folder is not None and folder.parent != starters_home() and not is_foreign(folder):
@@ -483,6 +489,7 @@ def look(
     out: Place | None = None,
     layers: Any = None,
     heads: Any = None,
+    device: str = "cpu",
     task: str | None = None,
     word: str | None = None,
     words: str | None = None,
@@ -510,12 +517,12 @@ def look(
         for key in (*settings, *not_none(layers=layers, heads=heads, word=word), *texts):
             raise UsageError(f"words= takes no '{key!s:.40}'; there is nothing to give but out=")
         drawing = draw_words(
-            load(model, task=task) if isinstance(model, str | Path) else model, words
+            load(model, device, task=task) if isinstance(model, str | Path) else model, words
         )
         return drawing if out is None else replace(drawing, path=str(drawing.save(out)))
     if isinstance(texts, list | tuple) and not texts:
         raise UsageError('TEXT is missing; write for example: regard look en-zh "How are you?"')
-    loaded = load(model, task=task) if isinstance(model, str | Path) else model
+    loaded = load(model, device, task=task) if isinstance(model, str | Path) else model
     if word is not None:
         settings["word"] = word
     return look_at(loaded, texts, settings, out=out, layers=layers, heads=heads)

@@ -39,10 +39,18 @@ _WORD = Setting(
 _WORDS = Setting(
     "words", "text", "none", "words to draw as points in a plane; takes no input", "picture", ()
 )
+_DEVICE = Setting("device", "text", "cpu", "device: cpu, cuda, cuda:1, mps", "machine", ())
+_FOLDERS = (
+    Setting("in", "text", "none", "folder of files to answer, into those of out=", "files", ()),
+    Setting("out", "text", "none", "folder for the answers to in=", "files", ()),
+    Setting(
+        "shard", "text", "0/1", "share i/n of the files of in=; n alone in an array", "files", ()
+    ),
+)
 _USES: dict[str, tuple[type, tuple[Setting, ...], str]] = {
-    "Run": (frame.RunSettings, (_TASK,), "check"),
-    "Eval": (frame.EvalSettings, (_TASK, _OTHER), "eval_settings"),
-    "Look": (LookSettings, (_TASK, _WORD, _WORDS), "look_settings"),
+    "Run": (frame.RunSettings, (_TASK, _DEVICE, *_FOLDERS), "check"),
+    "Eval": (frame.EvalSettings, (_TASK, _OTHER, _DEVICE), "eval_settings"),
+    "Look": (LookSettings, (_TASK, _WORD, _WORDS, _DEVICE), "look_settings"),
 }
 
 
@@ -101,14 +109,16 @@ def model_rows(part: str, name: str | None, values: Mapping[str, Any]) -> list[S
     shared, own, complete = _USES[part]
     if name is None:
         return [*describe(shared), *own]
-    values = dict(values)
+    task, ours = values.get("task"), {row.key for row in own}
+    values = {key: value for key, value in values.items() if key not in ours}
     if name in TASKS:
         kind: Any = getattr(task_class(name), part)
         settings = fill(kind, values)
     else:
-        model = load(name, task=values.pop("task", None))
+        model = load(name, task=task)
         settings = getattr(model, complete)(values)
-    return [*describe(type(settings), base=settings), *own]
+    rows = list(describe(type(settings), base=settings))
+    return [*rows, *(row for row in own if row.key not in {each.key for each in rows})]
 
 
 run_rows = partial(model_rows, "Run")

@@ -233,7 +233,7 @@ def test_commands_of_a_page_are_ones(page: Path):
         if words[0] == "compare":
             known |= {row.key for row in describe(CompareSettings)}
         elif words[0] in ("run", "eval", "look"):
-            known |= keys_of_tasks(words[0])
+            known |= keys_of_tasks(words[0]) | {row.key for row in verb.rows(values={})}
         elif words[0] != "train":
             known |= {row.key for row in verb.rows(*plain[:1], values={})}
         for key in settings:

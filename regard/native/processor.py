@@ -85,6 +85,15 @@ def failure(dtype: str, **env: str) -> str | None:
     return lines[-1][:200] if lines else f"its process ended with code {done.returncode}"
 
 
+def check_device(name: str) -> str:
+    """Type of a device, or a refusal of one that cannot be used."""
+    try:
+        return torch.empty(1, device=name).device.type
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise UsageError(f"device='{name}' cannot be used ({reason}); try cpu") from None
+
+
 def check_dtype(dtype: str, device: str = "cpu") -> None:
     """Refuse a data type that is unknown, or that this CPU cannot compute in."""
     lookup("dtype", dtype, DTYPES)

@@ -19,7 +19,7 @@ from regard.errors import UsageError
 from regard.files.weights import learned_state
 from regard.native import fast
 from regard.native.allocator import reuse_memory
-from regard.native.processor import DTYPES, check_dtype
+from regard.native.processor import DTYPES, check_device, check_dtype
 from regard.settings import setting
 from regard.training import distributed
 from regard.training.callbacks import LOGGERS, ON_ERROR, check_loggers
@@ -100,12 +100,7 @@ def check(settings: LoopSettings) -> None:
             f"steps={settings.steps} and epochs={settings.epochs:g} both say how long; keep one"
         )
     check_loggers(settings.log or ())
-    try:
-        device = torch.empty(1, device=settings.device).device.type
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise UsageError(f"device='{settings.device}' cannot be used ({reason}); try cpu") from None
-    check_dtype(settings.dtype, device)
+    check_dtype(settings.dtype, check_device(settings.device))
 
 
 class Trainable(ABC):
