@@ -51,7 +51,7 @@ LanguageOwn = TypedDict("LanguageOwn", {
 }, total=False)
 class LanguageKeys(Given, Common, LanguageOwn): ...
 
-Text = Literal["text"]
+Text = Literal["text", "text_many"]
 TextOwn = TypedDict("TextOwn", {
 "bpe_dropout": Any, "columns": Any, "feed_forward": Any, "from": Any, "header": Any,
 "joined": Any, "kv_heads": Any, "label_smoothing": Any, "like": Any, "loss": Any,
