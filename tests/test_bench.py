@@ -38,6 +38,7 @@ def test_the_processor_and_its_flags_are_named(bench):
 
 SPEEDLESS = {  # claim no speed
     "apart.py",
+    "defaults.py",
     "en_zh_data.py",
     "eole_steps.py",
     "everyday.py",
@@ -51,10 +52,13 @@ SPEEDLESS = {  # claim no speed
     "plain_wikitext.py",
     "llama_cpp_peer.py",
     "planted.py",
+    "pointing.py",
     "scenes.py",
+    "segments.py",
     "seq2seq_folders.py",
     "splice_words.py",
     "stories_weights.py",
+    "text_many.py",
     "train_keys.py",
     "whisper_weights.py",
     "word_times.py",

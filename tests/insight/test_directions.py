@@ -52,7 +52,9 @@ def home(tmp_path_factory) -> Path:
     own = {"objective": "variational", "latent": 4, "pretrainer.width": 8, "batch": 32}
     how |= {"lr": 0.004, "steps": 120, "valid_every": 120, "warmup": 10, "ema": 0.9}
     regard.train("pretrain", out=home / "vae", **how, **own)
-    regard.train("images", out=home / "judge", **{**how, "steps": 40, "valid_every": 40})
+    regard.train(
+        "images", out=home / "judge", **{**how, "steps": 40, "valid_every": 40}, linear=False
+    )
     return home
 
 

@@ -17,9 +17,8 @@ TEXTS = [(f"{word} {colour} thing", colour) for word in "abcdef" for colour in (
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "colours"
     small = {"depth": 1, "width": 32, "heads": 2, "ffn_width": 48, "pieces": 300, "few": False}
-    regard.train(
-        "classify", data=TEXTS, out=out, like="bert", steps=5, quiet=True, threads=1, **small
-    )
+    how = {"steps": 5, "quiet": True, "threads": 1, "linear": False, **small}
+    regard.train("classify", data=TEXTS, out=out, like="bert", **how)
     return out
 
 

@@ -356,7 +356,7 @@ MORE = ["a goal in the oven", "🎉", "<s> bread </s>", "bread in the game " * 9
 @pytest.mark.parametrize("several", [False, True])
 def test_a_classifier_is_the_same_after_export(several: bool, tmp_path: Path):
     more = [*TOPICS, "bread and a game\tfood,sport"] if several else TOPICS
-    settings = {"separator": ","} if several else {}
+    settings = {"separator": ","} if several else {"linear": False}
     ours, again = exported("classify", tmp_path, "\n".join(more), pool="roberta", **settings)
     right = ours.run(MORE)
     assert again.model.config == ours.model.config
@@ -376,7 +376,7 @@ def test_a_classifier_is_the_same_after_export(several: bool, tmp_path: Path):
 
 def test_a_classifier_that_no_format_holds_is_refused_by_name(tmp_path: Path):
     with pytest.raises(UsageError, match="for pool='mean'; .*pool=roberta"):
-        exported("classify", tmp_path, "\n".join(TOPICS))
+        exported("classify", tmp_path, "\n".join(TOPICS), linear=False)
 
 
 def test_running_text_has_no_unseen_space(tmp_path: Path):
