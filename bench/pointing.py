@@ -51,30 +51,37 @@ def points_at(model: Any, image: Path, caption: str, objects: np.ndarray) -> lis
     return found
 
 
-def main(model: str, data: Path, part: str, **how: str) -> None:
-    """Print the share of right captions, and of words that point at their object."""
+def judged(model: str, data: Path, part: str, **how: str) -> dict[str, list[float]]:
+    """Which captions are right, which colours and shapes of these point, and what objects cover."""
     captioner = regard.load(model)
     captions: dict[str, list[str]] = {}
     for line in (data / f"{part}.tsv").read_text().splitlines():
         captions.setdefault(line.split("\t")[0], []).append(line.split("\t")[1])
     written = captioner.run([str(data / name) for name in captions], **how)
-    right = [str(said) in true for said, true in zip(written, captions.values(), strict=True)]
-    pointed: dict[str, list[bool]] = {"colour": [], "shape": []}
-    covered = []
+    found: dict[str, list[float]] = {"right": [], "colour": [], "shape": [], "covered": []}
     for (name, true), said in zip(captions.items(), map(str, written), strict=True):
+        found["right"].append(said in true)
         if said not in true:
             continue
         objects = np.asarray(Image.open(data / name.replace("images/", "objects/", 1)))
         seen = np.where(objects > 0, 3 - objects, 0) if true.index(said) else objects
         for kind, hit in points_at(captioner, data / name, said, seen):
-            pointed[kind].append(hit)
-        covered += [float((objects == n).mean()) for n in range(1, 1 + len(true))]
-    both = [*pointed["colour"], *pointed["shape"]]
-    print(f"{part}: {np.mean(right):.3f} of {len(right):,} captions exactly right")
+            found[kind].append(hit)
+        found["covered"] += [float((objects == n).mean()) for n in range(1, 1 + objects.max())]
+    return found
+
+
+def main(model: str, data: Path, part: str, **how: str) -> None:
+    """Print the share of right captions, and of words that point at their object."""
+    found = judged(model, data, part, **how)
+    both = [*found["colour"], *found["shape"]]
+    print(
+        f"{part}: {np.mean(found['right']):.3f} of {len(found['right']):,} captions exactly right"
+    )
     print(
         f"pointing game {np.mean(both):.3f} of {len(both):,} words (colours "
-        f"{np.mean(pointed['colour']):.3f}, shapes {np.mean(pointed['shape']):.3f}); "
-        f"chance {np.mean(covered):.3f}"
+        f"{np.mean(found['colour']):.3f}, shapes {np.mean(found['shape']):.3f}); "
+        f"chance {np.mean(found['covered']):.3f}"
     )
 
 

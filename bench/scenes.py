@@ -6,10 +6,10 @@
 A scene has two shapes, of which one may hide a part of the other, or sometimes one shape, before a
 background with a texture and grey clutter. In the folder are, under the same name, images/, masks/
 (of which kind each pixel is; the kinds are in classes.txt) and objects/ (1 where the object is that
-the first caption names first, 2 where its second one is). train.tsv, valid.tsv and test.tsv hold
-the captions; a scene of two shapes has two, "a red circle left of a blue square" and "a blue square
-right of a red circle". Scene n of a part is a function of seed, part and n. Everything that is
-drawn is in the public domain (CC0 1.0).
+the caption names first, 2 where its second one is). train.tsv, valid.tsv and test.tsv hold the
+captions, "a red circle left of a blue square"; with captions=2 a scene of two shapes has "a blue
+square right of a red circle" as well. Scene n of a part is a function of seed, part and n.
+Everything that is drawn is in the public domain (CC0 1.0).
 """
 
 import math
@@ -238,7 +238,7 @@ def indexed(values: Any) -> Image.Image:
     return image
 
 
-def main(out: Path, *, size: int = 48, seed: int = 1, **parts: int) -> None:
+def main(out: Path, *, size: int = 48, seed: int = 1, captions: int = 1, **parts: int) -> None:
     """Write scenes of each part into a folder."""
     counts = {"train": 20000, "valid": 500, "test": 1000, **parts}
     for folder in (out / kind / part for kind in KINDS for part in counts):
@@ -252,7 +252,7 @@ def main(out: Path, *, size: int = 48, seed: int = 1, **parts: int) -> None:
             )
             for kind, picture in zip(KINDS, (scene.image, scene.mask, scene.objects), strict=True):
                 picture.save(out / kind / name)
-            rows += [f"images/{name}\t{caption}\n" for caption in scene.captions]
+            rows += [f"images/{name}\t{caption}\n" for caption in scene.captions[:captions]]
         (out / f"{part}.tsv").write_text("".join(rows))
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES))
     (out / "LICENCE").write_text("Drawn by bench/scenes.py of Regard; public domain, CC0 1.0.\n")

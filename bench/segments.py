@@ -1,12 +1,16 @@
-"""Segmentation of drawn scenes: a pretrained encoder against none, by number of labelled scenes.
+"""Segmentation of drawn scenes by an encoder that is reused, by number of labelled scenes.
 
     python bench/scenes.py out=runs/scenes-data
-    regard train pretrain data=runs/scenes-data/images image=48 out=runs/seen
-    python bench/segments.py data=runs/scenes-data init=runs/seen labels=20,50,200,1000 seeds=3
+    python bench/segments.py data=runs/scenes-data init=scenes labels=20,50,200,1000 seeds=3
 
-For each number of labels and seed: a linear decoder on the frozen encoder, and the same model
-trained whole from fresh weights (twice as many steps); before that, what each depth of the frozen
-encoder knows, by a linear decoder on its features. Mean IoU on the part that is named.
+For each number of labels and seed, a linear decoder on the frozen encoder; the encoder tuned with
+it; and the same model trained whole from fresh weights, in twice as many steps. Before that, what
+each depth of the frozen encoder knows, by a linear decoder on its features.
+`init=` is a captioner (scenes), or an encoder without labels:
+
+    regard train pretrain data=runs/scenes-data/images image=48 out=runs/seen
+
+Mean IoU on the part that is named.
 """
 
 import sys
@@ -19,14 +23,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
+from regard.api import find_model
 from regard.data.images import ImageData
 from regard.data.masks import find_masks, with_masks
 from regard.metrics.interval import interval
 from regard.metrics.overlap import Overlaps
 from regard.modalities.image import IMAGE
+from regard.tasks.frame.settings import flat
 from regard.tasks.vision.photos import ImageTable
 
 STEPS, BATCH = 300, 16
+GIVEN = {"image", "channels", "labels"}  # of a config: told elsewhere
 
 
 def scored(folder: Path, data: Path, part: str) -> float:
@@ -35,14 +42,17 @@ def scored(folder: Path, data: Path, part: str) -> float:
 
 
 def curve(data: Path, init: Path, out: Path, part: str, labels: list[int], seeds: int) -> None:
-    """Print the scores of both ways to train by number of labelled scenes."""
+    """Print the scores of each way to train by number of labelled scenes."""
     whole = len(list((data / "images" / "train").glob("*.png")))
-    encoder = regard.load(init).model.config
-    sizes = {"patch": encoder.patch, "depth": encoder.depth, "width": encoder.block.width}
-    sizes |= {"heads": encoder.block.heads, "ffn_width": encoder.block.ffn_width}
+    config = encoder_of(regard.load(init).model).config
+    fresh: dict[str, Any] = {"family": type(config).__name__.removesuffix("Config").lower()}
+    fresh |= {"image": config.image}
+    fresh |= {f"model.{key}": value for key, value in flat(config).items() if key not in GIVEN}
+    reused = {"init": str(init), "steps": STEPS}
     ways: dict[str, dict[str, Any]] = {
-        "frozen": {"init": str(init), "tune": "head", "steps": STEPS, "lr": 0.01},
-        "scratch": {**sizes, "image": encoder.image, "steps": 2 * STEPS, "lr": 0.002},
+        "frozen": {**reused, "tune": "head", "lr": 0.01},
+        "tuned": {**reused, "tune": "all", "lr": 0.002},
+        "fresh": {**fresh, "steps": 2 * STEPS, "lr": 0.002},
     }
     for count in labels:
         for way, how in ways.items():
@@ -55,20 +65,28 @@ def curve(data: Path, init: Path, out: Path, part: str, labels: list[int], seeds
                 found.append(scored(folder, data, part))
             told = interval(found)
             half = "" if told.half is None else f" +- {told.half:.1f}"
-            print(f"{count:>6} labels  {way:<8} mean IoU {told.mean:.1f}{half}", flush=True)
+            print(f"{count:>6} labels  {way:<6} mean IoU {told.mean:.1f}{half}", flush=True)
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a larger model, or the model itself."""
+    return getattr(model, "encoder", model)
 
 
 def features(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
-    """Features (b, w, h, w) of each depth of a ViT: of its patches, then after each block."""
+    """Features (b, w, h, w) of each depth of a ViT or ResNet: before and after each block."""
     seen: list[torch.Tensor] = []
     high, wide = model.grid((images.shape[2], images.shape[3]))
 
-    def keep(tokens: torch.Tensor) -> None:
-        cells = tokens[:, -high * wide :].transpose(1, 2).unflatten(2, (high, wide))
-        seen.append(cells)
+    def keep(found: torch.Tensor) -> None:
+        if found.ndim == 3:  # tokens, of which those of a class come first
+            found = found[:, -high * wide :].transpose(1, 2).unflatten(2, (high, wide))
+        seen.append(found)
 
-    hooks = [model.blocks[0].register_forward_pre_hook(lambda module, given: keep(given[0]))]
-    hooks += [b.register_forward_hook(lambda module, given, made: keep(made)) for b in model.blocks]
+    stages = model.stages if hasattr(model, "stages") else [model.blocks]
+    blocks = [block for stage in stages for block in stage]
+    hooks = [blocks[0].register_forward_pre_hook(lambda module, given: keep(given[0]))]
+    hooks += [b.register_forward_hook(lambda module, given, made: keep(made)) for b in blocks]
     with torch.no_grad():
         model.features(images)
     for hook in hooks:
@@ -79,7 +97,7 @@ def features(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
 def depths(data: Path, init: Path, part: str, labels: int) -> None:
     """Print the scores of linear decoders on each depth of the frozen encoder."""
     runner = regard.load(init)
-    model, format = runner.model, runner.codec.format
+    model, format = encoder_of(runner.model), runner.codec.format
     where, mask_of = find_masks(str(data), ("train", part))
     read: ImageData = IMAGE.load(where, ImageTable().reading(False), format, need=("train", part))
     read.parts["train"] = read["train"].part(labels / len(read["train"]))
@@ -109,7 +127,7 @@ def depths(data: Path, init: Path, part: str, labels: int) -> None:
                 for some in judged.split(64)
             ]
         counts = Overlaps.of(marked.masks[part], torch.cat(made).numpy(), len(marked.classes))
-        name = f"after block {depth}" if depth else "patches"
+        name = f"after block {depth}" if depth else "before blocks"
         print(f"{name:<14} mean IoU {counts.values()['mean_iou']:.1f}", flush=True)
 
 
@@ -124,7 +142,7 @@ if __name__ == "__main__":
     told = dict(word.split("=", 1) for word in sys.argv[1:])
     main(
         Path(told.get("data", "runs/scenes-data")),
-        Path(told.get("init", "runs/seen")),
+        find_model(told.get("init", "scenes")),
         Path(told.get("out", "runs/segments")),
         told.get("part", "valid"),
         [int(n) for n in told.get("labels", "20,50,200,1000").split(",")],

@@ -1,5 +1,6 @@
 """The models that ship with the package: small, attributed, and at work."""
 
+import importlib
 import json
 import os
 import re
@@ -128,6 +129,16 @@ def test_the_starter_knows_the_parts_of_speech_of_sentences_that_it_was_not_trai
     found = regard.evaluate("tag", data=str(DATA / "ud-en-ewt"), part="valid", threads=1)
     scores = {score.name: score.value for score in found.scores}
     assert scores["accuracy"] > 94
+
+
+def test_the_starter_tells_scenes_that_were_just_drawn_and_its_words_point(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
+    scenes, pointing = (importlib.import_module(name) for name in ("scenes", "pointing"))
+    scenes.main(tmp_path, seed=7, train=0, valid=60, test=0)
+    found = pointing.judged("scenes", tmp_path, "valid", beam=1, threads=1)
+    shares = {name: np.mean(hits) for name, hits in found.items()}
+    assert shares["right"] >= 0.9 and len(found["colour"]) == len(found["shape"]) > 80
+    assert shares["colour"] >= 0.9 and shares["shape"] >= 0.8 > 0.1 > shares["covered"]
 
 
 @pytest.mark.skipif(not (DATA / "fashion-mnist").exists(), reason="no Fashion-MNIST here")

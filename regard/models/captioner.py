@@ -25,7 +25,7 @@ from regard.layers.vocabulary import VocabularyLinear
 from regard.models import preset
 from regard.models.declaration import FamilyInfo
 from regard.models.decoder import TextDecoder
-from regard.models.image_encoder import EncoderConfig, build_encoder
+from regard.models.image_encoder import AroundEncoder, EncoderConfig, build_encoder
 from regard.models.protocols import ImageEncoder
 from regard.models.state import State
 from regard.settings import setting
@@ -48,24 +48,13 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True)
-class CaptionerConfig:
+class CaptionerConfig(AroundEncoder):
     """Encoder and decoder; `sight` is image, or blind for a baseline that sees no image."""
 
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     sight: str = setting(
         "image", "image; or blind, a baseline without images", choices=lambda: _IMAGE_ENCODERS
     )
-
-    @property
-    def image(self) -> int:
-        """Side of the images that the encoder is made for."""
-        return self.encoder.config.image
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of an image."""
-        return self.encoder.config.channels
 
     @property
     def max_length(self) -> int:

@@ -34,3 +34,20 @@ def build_encoder(config: EncoderConfig) -> Any:
     """Build an encoder of features, without pool and head of its own."""
     changes = info(config.family).tasks["features"]
     return family(config.family)[1](replace(config.config, **changes))
+
+
+@dataclass(frozen=True)
+class AroundEncoder:
+    """What the configs of larger models share: the encoder, and the images that it is made for."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+
+    @property
+    def image(self) -> int:
+        """Side of the images that the encoder is made for."""
+        return self.encoder.config.image
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of an image."""
+        return self.encoder.config.channels

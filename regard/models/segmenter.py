@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,29 +13,18 @@ from regard.layers.block import size_field
 from regard.layers.shapes import Images, Size
 from regard.models import preset
 from regard.models.declaration import FamilyInfo
-from regard.models.image_encoder import EncoderConfig, build_encoder
+from regard.models.image_encoder import AroundEncoder, EncoderConfig, build_encoder
 from regard.settings import setting
 
 MOST_CLASSES = 255  # a byte of a mask has one more value, for pixels that are of no class
 
 
 @dataclass(frozen=True)
-class SegmenterConfig:
+class SegmenterConfig(AroundEncoder):
     """The encoder, and what makes classes of pixels of its features."""
 
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     classes: int = size_field(2, MOST_CLASSES, "classes; a training takes those of the data")
     decoder: str = setting("linear", "decoder to pixels", choices=lambda: PIXEL_DECODERS)
-
-    @property
-    def image(self) -> int:
-        """Side of the images that the encoder is made for."""
-        return self.encoder.config.image
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of an image."""
-        return self.encoder.config.channels
 
 
 PRESETS = {"segmenter": SegmenterConfig(), "up_segmenter": SegmenterConfig(decoder="up")}

@@ -5,8 +5,8 @@ made by bench/scenes.py out=runs/scenes-data; bench/pointing.py judges captions 
 
 Command: regard train drawn_scenes data=runs/scenes-data
 Takes:   2 minutes on one core
-Gives:   98.0% of 1,000 test captions exactly right; the place that a word attends to most lies in
-         its object for 88.5% of shapes, but only 33.0% of colours; 454,080 parameters
+Gives:   98.3% of 1,000 test captions exactly right; the place that a word attends to most lies in
+         its object for 96.5% of colours and 84.7% of shapes; 453,504 parameters
 """
 
 TASK = "caption"
@@ -27,14 +27,14 @@ SETTINGS = {
     "label_smoothing": 0.0,
     "pieces": 400,
     "max_length": 16,
-    "captions": 2,
+    "captions": 1,
     "batch": 32,
     "augment": "flip+crop",
     "padding": 2,
     "lr": 0.003,
     "warmup": 100,
     "steps": 2500,
-    "valid_every": 500,
+    "valid_every": 1250,
     "valid_images": 100,
     "threads": 1,
 }

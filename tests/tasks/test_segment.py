@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import regard
+from regard.api import find_model
 from regard.cli import main
 from regard.data.masks import NO_CLASS, mask_of
 from regard.metrics.overlap import Overlaps
@@ -122,6 +123,16 @@ def test_a_frozen_encoder_stays_as_it_was_pretrained(data, tmp_path):
     again = {"init": tmp_path / "head", "steps": 1, "batch": 8, "threads": 1, "ema": 0}
     regard.train("segment", data=data, out=tmp_path / "on", quiet=True, **again)
     assert regard.load(tmp_path / "on").model.config.decoder == "linear"
+
+
+def test_the_encoder_of_a_captioner_is_reused_as_it_is(data, tmp_path):
+    how = {"init": find_model("scenes"), "steps": 2, "batch": 8, "threads": 1, "ema": 0}
+    regard.train("segment", data=data, out=tmp_path, quiet=True, tune="head", **how)
+    before, after = (
+        regard.load(model).model.encoder.state_dict() for model in (how["init"], tmp_path)
+    )
+    assert before.keys() == after.keys() and before
+    assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 # ---- what is written

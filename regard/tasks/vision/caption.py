@@ -86,7 +86,7 @@ class CaptionObjective(Objective[TrainCaption, CaptionData, MediaCodec]):
         decoder = preset(CAPTIONER, size if size in self.sizes else "big", like).decoder
         if origin is not None and origin.family == CAPTIONER:
             decoder = origin.model.config.decoder
-        name, model = encoder_shape(task, values, origin, CAPTIONER)
+        name, model = encoder_shape(task, values, origin)
         sizes = {key: {**row, "decoder": decoder} for key, row in task.size_rows(values).items()}
         given = values
         if origin is not None and origin.family != CAPTIONER:  # most is new, and learns like it

@@ -148,16 +148,13 @@ def use_share(data: ImageData, share: float) -> None:
         data.notes.append(f"share={share}: {len(some):,} of {len(train):,} images used")
 
 
-def encoder_shape(
-    task: Task, values: Mapping[str, Any], origin: Origin | None, around: str
-) -> tuple[str, Any]:
+def encoder_shape(task: Task, values: Mapping[str, Any], origin: Origin | None) -> tuple[str, Any]:
     """Family and config of the encoder of a larger model, such as a captioner.
 
-    They are those of `init`, which is such a model (of the family `around`) or an encoder, or else
-    those that are asked for.
+    They are those of `init`, which is such a model or an encoder, or else those that are asked for.
     """
-    if origin is not None and origin.family == around:
-        encoder = origin.model.config.encoder
+    encoder: Any = getattr(origin and origin.model.config, "encoder", None)
+    if hasattr(encoder, "family"):
         return encoder.family, encoder.config
     name = task.family_of(values, origin)
     return name, replace(usual_shape(name, values, origin), **task_changes(name, "pretrain"))
@@ -171,14 +168,15 @@ def begin_around(
     Args:
         model: the model, with its `encoder`.
         settings: those of the training.
-        origin: such a model (of the family `around`), or an encoder.
+        origin: such a model (of the family `around`), another around an encoder, or an encoder.
         around: family of the model.
         fresh: how the names of weights begin that are not taken from such a model.
     """
     if origin is not None and origin.family == around:
         origin.initialise(model, fresh)
     elif origin is not None:
-        origin.initialise(model.encoder, "head.")
+        seen = getattr(origin.model, "encoder", origin.model)
+        replace(origin, model=seen).initialise(model.encoder, "head.")
     let_learn(model, settings, "decoder.")
 
 

@@ -82,7 +82,7 @@ class SegmentObjective(Objective[TrainSegment, MaskData, MediaCodec]):
 
     def resolve(self, task: Task, values: Mapping[str, Any], origin: Origin | None) -> TrainSegment:
         """Settings of a training; `init` is a segmenter, or an encoder that gets a new decoder."""
-        name, model = encoder_shape(task, values, origin, SEGMENTER)
+        name, model = encoder_shape(task, values, origin)
         given = dict(values)
         if origin is not None and origin.family == SEGMENTER:
             given.setdefault("decoder", origin.model.config.decoder)
@@ -204,9 +204,10 @@ class SegmentPredictor(Predictor[Segmented, RunSegment, LookSegment]):
     def _answer(self, given: One, mask: Tensor, number: int, settings: RunSegment) -> Segmented:
         photo = np.asarray(flat(upright(open_image(given))))
         own = F.interpolate(mask[None, None].float(), photo.shape[:2]).byte()[0, 0].cpu().numpy()
-        drawn = DRAWINGS[settings.draw](photo, own, self.codec.labels) if settings.out else None
-        where = "" if drawn is None else write_answer(drawn, settings.out, given, number)
-        return Segmented(own, self.codec.labels, where)
+        if not settings.out:
+            return Segmented(own, self.codec.labels)
+        drawn = DRAWINGS[settings.draw](photo, own, self.codec.labels)
+        return Segmented(own, self.codec.labels, write_answer(drawn, settings.out, given, number))
 
     def describe(self, pixels: Tensor) -> dict[str, Any]:
         """Segment an image for its picture."""
