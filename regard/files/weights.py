@@ -21,9 +21,12 @@ def float_state(model: nn.Module) -> dict[str, Tensor]:
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that belong to the state of a model by name."""
-    buffers = dict(model.named_buffers())
-    kept = model.state_dict() if buffers else {}
-    return {name: buffer for name, buffer in buffers.items() if name in kept}
+    # not by state_dict(), which would take the weights of a gathered FSDP model away
+    parts = model.named_modules()
+    passing = {
+        f"{at}.{name}".lstrip(".") for at, p in parts for name in p._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
 
 
 def learned_state(model: nn.Module) -> dict[str, Tensor]:

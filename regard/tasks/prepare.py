@@ -50,6 +50,7 @@ from regard.training.fit import Fit
 from regard.training.launch import adopt_slurm, launch
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
 from regard.training.run_folder import exit_code, locked
+from regard.training.sharding import shard
 from regard.training.step import Trainable, measure
 
 _PLAIN = (str, int, float, list, tuple, type(None))  # what JSON holds of given settings
@@ -270,6 +271,8 @@ def fit(
         compile_model(model, lesson.dynamic)
     baselines = lesson.baselines()
     count = parameters(model)
+    if settings.parallel == "fsdp" and distributed.world_size() > 1:
+        shard(model, settings.device)
     if begun is not None:
         for note in other_bits(folder, begun):
             log(note, quiet)
@@ -356,6 +359,7 @@ def train(
     started = time.perf_counter()
     _, settings, _, folder = settled = settle(task, values)
     check_callbacks(callbacks, settings.processes, settings.restarts)
+    check_sharded(settings)
     adopt_slurm()
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -381,6 +385,13 @@ def train(
         for warning in warnings:
             log(warning, quiet)
     return report
+
+
+def check_sharded(settings: TrainSettings) -> None:
+    """Refuse what does not know weights that are sharded."""
+    for key in ("compile", "watch_every"):
+        if settings.parallel == "fsdp" and getattr(settings, key):
+            raise UsageError(f"parallel=fsdp does not go with {key}= yet; leave one of them out")
 
 
 def own_parts(run: PreparedRun) -> list[dict[str, Any]]:

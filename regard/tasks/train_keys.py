@@ -16,9 +16,9 @@ Common = TypedDict("Common", {
 "attention_dropout": Any, "average": Any, "batches": Any, "beta2": Any, "callback_error": Any,
 "clip": Any, "compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any,
 "heads": Any, "layer_decay": Any, "log": Any, "lora_alpha": Any, "lora_on": Any,
-"lora_rank": Any, "norm": Any, "optimiser": Any, "patience": Any, "position": Any,
-"probes": Any, "processes": Any, "restarts": Any, "save_every": Any, "schedule": Any,
-"threads": Any, "timeout": Any, "tune": Any, "valid_every": Any, "warmup": Any,
+"lora_rank": Any, "norm": Any, "optimiser": Any, "parallel": Any, "patience": Any,
+"position": Any, "probes": Any, "processes": Any, "restarts": Any, "save_every": Any,
+"schedule": Any, "threads": Any, "timeout": Any, "tune": Any, "valid_every": Any, "warmup": Any,
 "watch_every": Any, "weight_decay": Any, "width": Any
 }, total=False)
 class OtherKeys(Given, Common): ...

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from regard.files import refuse, sha256, sync_folder, system_error, write_atomically
+from regard.training.sharding import like
 
 _MANIFEST = "manifest.json"
 
@@ -109,7 +110,7 @@ def restore_optimiser(
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = {
-            key.rpartition(":")[2]: value.to(parameter.device)
+            key.rpartition(":")[2]: like(value.to(parameter.device), parameter)
             for key, value in tensors.items()
             if key.rpartition(":")[0] == name
         }

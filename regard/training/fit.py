@@ -19,7 +19,7 @@ from regard.files import write_atomically
 from regard.files.weights import buffers_of, copy_stored, learned_state, stored_names
 from regard.native import fast
 from regard.native.allocator import reuse_memory
-from regard.training import distributed
+from regard.training import distributed, sharding
 from regard.training.callbacks import LOGGERS, Callback, Callbacks, Started
 from regard.training.checkpoint import (
     checkpoints,
@@ -127,7 +127,9 @@ class Fit:
         self.lost, self.film = lost, film
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.plans, self.record = Path(folder), list(plans), record
-        self.publish, self.quiet = publish, quiet
+        self.publish = publish if distributed.is_main() else lambda weights, scores: None
+        # those who have parts of the weights validate and save together
+        self.acts, self.quiet = distributed.is_main() or sharding.is_sharded(model), quiet
         self.clock, self.facts = Stopwatch(), facts
         loggers = [LOGGERS[name]() for name in settings.log or ()]
         members = [*loggers, *callbacks] if distributed.is_main() else []
@@ -211,19 +213,21 @@ class Fit:
             self.counters["published"] = [step]
         names = optimiser_names(self.optimiser, self.state)
         groups = {
-            "raw": dict(self.state),
-            "optimiser": optimiser_tensors(self.optimiser, names),
+            "raw": sharding.on_main(self.state),
+            "optimiser": sharding.on_main(optimiser_tensors(self.optimiser, names)),
         }
         if self.averaged is not None:
-            groups["ema"] = self.averaged
-        save_checkpoint(self.checkpoints, step, groups, self.counters)
-        # those ahead of the present step are damaged
-        recent = [path.name for at, path in checkpoints(self.checkpoints) if at <= step][:2]
-        averaged = {f"step-{s}" for s in self._to_average()}
-        best = self.counters["best_step"]
-        prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
+            groups["ema"] = sharding.on_main(self.averaged)
+        if distributed.is_main():
+            save_checkpoint(self.checkpoints, step, groups, self.counters)
+            # those ahead of the present step are damaged
+            recent = [path.name for at, path in checkpoints(self.checkpoints) if at <= step][:2]
+            averaged = {f"step-{s}" for s in self._to_average()}
+            best = self.counters["best_step"]
+            prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
         if unscored:
-            self.publish(self.averaged or dict(self.state), {})
+            with self._with(self.averaged) as weights:
+                self.publish(weights, {})
         self.callbacks("after_save", step, self.checkpoints / f"step-{step}")
 
     def _to_average(self) -> list[int]:
@@ -250,9 +254,9 @@ class Fit:
         groups, counters = load_checkpoint(path)
         self.counters.update(counters)
         with torch.no_grad():
-            copy_stored(groups["raw"], self.state)
+            self._copy(groups["raw"], self.state)
             if self.averaged is not None:
-                copy_stored(groups["ema"], self.averaged)
+                self._copy(groups["ema"], self.averaged)
         names = optimiser_names(self.optimiser, self.state)
         restore_optimiser(self.optimiser, names, groups["optimiser"])
 
@@ -274,7 +278,7 @@ class Fit:
     def _run(self) -> Outcome:
         reuse_memory()
         self.restore()
-        if self.lost and distributed.is_main():
+        if distributed.broadcast(self.lost) and self.acts:
             self._publish_again()
         distributed.barrier()
         settings, counters = self.settings, self.counters
@@ -286,7 +290,7 @@ class Fit:
         ended, asked, told = self._is_over(), 0, self.callbacks
         with (
             errors_of_folder(self.folder),
-            fast(self.model),
+            fast(self.model, not sharding.is_sharded(self.model)),
             StopSignal() as stop,
             open(self.folder / METRICS_FILE if main else os.devnull, "a") as metrics,
             Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
@@ -328,15 +332,16 @@ class Fit:
                 self.clock.add("step", time.perf_counter() - begun)
                 due = plan.validates(n + 1) or n + 1 == plan.steps
                 begun = time.perf_counter()
-                if due and main:
+                if due and self.acts:
                     self._validate(metrics)
                     counters["seconds"] = time.perf_counter() - started
-                ended = bool(distributed.broadcast(self._is_over()))
-                asked = int(distributed.all_max(stop.asked or told.stopped * _LEFT))
                 late = time.perf_counter() - saved > settings.save_every
-                if main and (due or ended or late or asked):
+                ended, late = divmod(int(distributed.broadcast(2 * self._is_over() + late)), 2)
+                asked = int(distributed.all_max(stop.asked or told.stopped * _LEFT))
+                if self.acts and (due or ended or late or asked):
                     metrics.flush()
-                    os.fsync(metrics.fileno())
+                    if main:
+                        os.fsync(metrics.fileno())
                     self.save()
                     saved = time.perf_counter()
                 if due:
@@ -347,10 +352,11 @@ class Fit:
                 f"{told.failure}; saved at step {counters['step']:,} in {self.folder}, where the "
                 "same command goes on; callback_error=continue would leave it out"
             )
-        if ended and main:
+        distributed.barrier()  # the last checkpoint is there
+        if ended and self.acts:
             self._finish()
         signal = asked if asked not in (0, _LEFT) and not ended else None
-        return Outcome(counters["step"], ended, dict(counters["scores"]), signal, self.notes)
+        return Outcome(counters["step"], bool(ended), dict(counters["scores"]), signal, self.notes)
 
     def _watch(self) -> None:
         """Let the film look at the model, if its step has come."""
@@ -395,32 +401,38 @@ class Fit:
             )
 
     @contextmanager
-    def _with(self, weights: dict[str, Tensor] | None) -> Iterator[None]:
-        """Give the model other weights inside the context."""
-        if weights is None:
-            yield
-            return
-        own = {name: x.detach().clone() for name, x in self.state.items()}
+    def _with(self, weights: dict[str, Tensor] | None) -> Iterator[dict[str, Tensor]]:
+        """Give the model other weights inside the context, whole; yields what it has."""
+        own = {name: x.detach().clone() for name, x in self.state.items()} if weights else {}
         with torch.no_grad():
-            copy_stored(weights, self.state)
+            self._copy(weights or {}, self.state)
         try:
-            yield
+            with sharding.gathered(self.model):
+                yield learned_state(self.model)
         finally:
             with torch.no_grad():
-                copy_stored(own, self.state)
+                self._copy(own, self.state)
 
-    def _score(self, weights: dict[str, Tensor] | None) -> dict[str, float]:
-        with self._with(weights):
-            self.model.eval()
-            try:
-                return self.task.evaluate(self.model)
-            finally:
-                train_mode(self.model)
+    def _copy(self, stored: Mapping[str, Tensor], to: dict[str, Tensor]) -> None:
+        """Copy whole or sharded tensors, if there are any, into those of the weights."""
+        if stored:
+            copy_stored({n: sharding.like(x, to.get(n)) for n, x in stored.items()}, to)
+
+    def _score(self) -> dict[str, float]:
+        self.model.eval()
+        try:
+            return self.task.evaluate(self.model)
+        finally:
+            train_mode(self.model)
 
     def _validate(self, metrics) -> None:
         """Evaluate the weights, or their EMA, and publish them if they are the best so far."""
+        with self._with(self.averaged) as weights:
+            self._judge(metrics, weights)
+
+    def _judge(self, metrics, weights: dict[str, Tensor]) -> None:
         counters = self.counters
-        scores = self._score(self.averaged)
+        scores = self._score()
         step = counters["step"]
         valid = {f"valid/{k}": v for k, v in scores.items()}
         write_row(metrics, {"step": step, "seconds": round(counters["seconds"], 3), **valid})
@@ -435,8 +447,9 @@ class Fit:
         if self._is_better(scores):
             counters["best"], counters["best_step"] = scores["better"], step
             counters["scores"], counters["published"] = scores, [step]
-            self.publish(self.averaged or dict(self.state), scores)
-            write_atomically(self.folder / "best", f"step-{step}\n")
+            self.publish(weights, scores)
+            if distributed.is_main():
+                write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
         """True if scores are the best so far; of equal ones, those with the lower loss are."""
@@ -453,17 +466,17 @@ class Fit:
         steps = [s for s in self._to_average() if is_complete(self.checkpoints / f"step-{s}")]
         if len(steps) < 2:
             return
-        mean = self._mean(steps)
-        scores = self._score(mean)
-        gained = self._is_better(scores)
-        self._note(
-            f"average of {len(steps)} checkpoints: {scores['better']:.4g} against "
-            f"{self.counters['best']:.4g} of the best; {'taken' if gained else 'not taken'}"
-        )
-        if gained:
-            self.publish(mean, scores)
-            self.counters["best"], self.counters["scores"] = scores["better"], scores
-            self.counters["published"] = steps
+        with self._with(self._mean(steps)) as mean:
+            scores = self._score()
+            gained = self._is_better(scores)
+            self._note(
+                f"average of {len(steps)} checkpoints: {scores['better']:.4g} against "
+                f"{self.counters['best']:.4g} of the best; {'taken' if gained else 'not taken'}"
+            )
+            if gained:
+                self.publish(mean, scores)
+                self.counters["best"], self.counters["scores"] = scores["better"], scores
+                self.counters["published"] = steps
         self.counters["averaged"] = True
         self.save()
 
@@ -489,6 +502,7 @@ class Fit:
                 "cannot be published again; give another out= to begin anew"
             )
         if steps:
-            self.publish(self._mean(steps), self.counters["scores"])
+            with self._with(self._mean(steps)) as weights:
+                self.publish(weights, self.counters["scores"])
             names = " and ".join(f"step-{step}" for step in steps)
             self._note(f"{self.folder}: published again from {self.checkpoints.name}/{names}")

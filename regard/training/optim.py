@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from regard import native
 from regard.errors import lookup
+from regard.training.sharding import like, local, whole
 
 
 def inverse_sqrt(step: float, steps: int, warmup: int) -> float:
@@ -63,9 +64,10 @@ class NativeAdamW(AdamW):
             return
         counts = [state["step"] for *_, state in used]
         steps = (torch.stack(counts) + 1).tolist()
+        parts = [(p, p.grad, s["exp_avg"], s["exp_avg_sq"]) for p, _, s in used]
         rows = [
-            (p, p.grad, s["exp_avg"], s["exp_avg_sq"], n, group["lr"], group["weight_decay"])
-            for (p, group, s), n in zip(used, steps, strict=True)
+            (*map(local, part), n, group["lr"], group["weight_decay"])
+            for part, (_, group, _), n in zip(parts, used, steps, strict=True)
         ]
         first = used[0][1]
         beta1, beta2 = first["betas"]
@@ -104,10 +106,12 @@ class Muon(NativeAdamW):
             if p.grad is not None:
                 shapes.setdefault(p.shape, []).append(p)
         for shape, parameters in shapes.items():
-            updates = newton_schulz(torch.stack([self._nesterov(p).flatten(1) for p in parameters]))
+            matrices = [whole(self._nesterov(p)).flatten(1) for p in parameters]
+            updates = newton_schulz(torch.stack(matrices))
             lr = group["lr"] * 0.2 * math.sqrt(max(updates.shape[1:]))
             for p, update in zip(parameters, updates, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view(shape), alpha=lr)
+                change = like(update.view(shape), p)
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=lr)
 
     def _nesterov(self, p: Tensor) -> Tensor:
         """Update the momentum of a parameter and return it as of the next step (Nesterov)."""

@@ -21,7 +21,7 @@ from regard.native import fast
 from regard.native.allocator import reuse_memory
 from regard.native.processor import DTYPES, check_device, check_dtype
 from regard.settings import setting
-from regard.training import distributed
+from regard.training import distributed, sharding
 from regard.training.callbacks import LOGGERS, ON_ERROR, check_loggers
 from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_checkpoint
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
@@ -77,6 +77,12 @@ class LoopSettings:
     device: str = setting("cpu", "device: cpu, cuda, cuda:1, mps", group="machine")
     dtype: str = setting(
         "float32", "data type; bfloat16 by autocast", choices=DTYPES, group="machine"
+    )
+    parallel: str = setting(
+        "ddp",
+        "what processes share: batches (ddp), or weights and optimiser state too (fsdp)",
+        choices=("ddp", "fsdp"),
+        group="machine",
     )
     processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
     restarts: int = setting(
@@ -198,7 +204,7 @@ def _share_grads(
         parameters = [p for p in parameters if p.grad is not None]
     has = [p.grad is not None for p in parameters]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    grads, norm = distributed.all_reduce_grads(grads, settings.clip or math.inf)
+    grads, norm = sharding.sum_grads(grads, settings.clip or math.inf)
     told, norm, checked = _on_host(loss, norm, checked)
     told, checked, *has = distributed.all_reduce(told, checked, *has)
     for parameter, grad, some in zip(parameters, grads, has, strict=True):
@@ -220,9 +226,10 @@ def _backward(
     rng = torch.default_generator if settings.device == "cpu" else torch  # torch: all devices
     loss, kind = torch.zeros((), device=settings.device), DTYPES[settings.dtype]
     for number, batch in batches:
+        last = number == batches[-1][0]
         rng.manual_seed(mix(settings.seed, "step", number, 0))
         with torch.autocast(settings.device.split(":")[0], kind, enabled=kind is not torch.float32):
-            part = task.loss(model, batch) / total
+            part = sharding.loss_of(model, task.loss, batch, last) / total
         part.backward()
         loss += part.detach()
     return loss
@@ -250,7 +257,7 @@ def measure(
     times = []
     started = time.perf_counter()
     number, limit = 0, min(8.0, _MEASURING_SHARE * seconds)
-    with fast(model):
+    with fast(model, not sharding.is_sharded(model)):
         while number < 5 or distributed.broadcast(
             time.perf_counter() - started < limit and number < 60
         ):
@@ -262,16 +269,17 @@ def measure(
     model.load_state_dict(before)
     for parameter in model.parameters():
         parameter.grad = None
-    save = validation = 0.0
+    begun, named = time.perf_counter(), learned_state(model)
+    kept = sharding.on_main(optimiser_tensors(optimiser, optimiser_names(optimiser, named)))
+    named, save, validation = sharding.on_main(named), 0.0, 0.0
     if distributed.is_main():
-        begun = time.perf_counter()
-        named = learned_state(model)
-        kept = optimiser_tensors(optimiser, optimiser_names(optimiser, named))
         with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
             home = Path(place) / "checkpoints"
             save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
         save = time.perf_counter() - begun
-        validation = _time_validation(model, task)
+    with sharding.gathered(model):
+        if distributed.is_main():
+            validation = _time_validation(model, task)
     step, save, validation = (distributed.broadcast(x) for x in (step, save, validation))
     return StepCost(step, save, validation, task.decoded)
 

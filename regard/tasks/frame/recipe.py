@@ -36,6 +36,7 @@ RESUME_MAY_DIFFER = {
     "log",
     "callback_error",
     "probes",
+    "parallel",
     "processes",
     "restarts",
     "timeout",
