@@ -26,11 +26,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 from apart import Peer, in_turn, machine  # noqa: E402
+from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from regard.attention.masks import Padding  # noqa: E402
 from regard.attention.positions import XL  # noqa: E402
+from regard.costs.report import forward as counted  # noqa: E402
 from regard.layers.block import BlockConfig  # noqa: E402
 from regard.layers.conformer import ConformerBlock  # noqa: E402
 from regard.layers.fast.alone import each_alone  # noqa: E402
@@ -144,6 +146,11 @@ def compare(name: str, what: str, depth: int, drop: float, lengths: Tensor, give
         peer.end()
     each = (f"{side} {len(lengths) / took:.2f} sounds/s" for side, took in found.items())
     print(f"{name:22}  " + "  ".join(each), flush=True)
+    if peak := peaks():
+        adds = counted(Ours(depth, drop).to("meta").train(), (x.to("meta"), lengths)).multiply_adds
+        adds *= 3 if what == "train" else 1  # a training step has about three products for one
+        share = adds / peak["fp32"] / given.threads / found["regard"]
+        print(f"share {name} {share:.3f}", flush=True)
     return found["transformers"] / found["regard"]
 
 

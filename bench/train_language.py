@@ -30,6 +30,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
 from apart import machine  # noqa: E402
+from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -100,6 +101,12 @@ def characters() -> tuple[Tensor, int]:
     letters = {letter: i for i, letter in enumerate(sorted(set(text)))}
     ids = torch.tensor([letters[letter] for letter in text])
     return ids[: len(ids) * 9 // 10], len(letters)
+
+
+def multiply_adds(vocab: int) -> float:
+    """Multiply-adds of the products that a token takes forward."""
+    block = 12 * WIDTH**2 + WIDTH * CONTEXT  # under a causal mask half of all pairs
+    return DEPTH * block + WIDTH * vocab
 
 
 def eager() -> Step:
@@ -268,6 +275,10 @@ def main() -> None:
         pairs = zip(ours.speeds, other.speeds, strict=True)
         ratio = share * statistics.median(a / b for a, b in pairs)
         print(f"ratio language_vs_{other.name} {ratio:.3f}")
+    if peak := peaks():
+        adds = 3 * multiply_adds(characters()[1])  # a training step has about three for one
+        best = peak["fp32"] * given.cores / adds
+        print(f"share language {statistics.median(ours.speeds) / best:.3f}")
     for side in sides:
         for pipe in side.pipes:
             pipe.send(0)
