@@ -28,7 +28,7 @@ import torch
 from apart import machine
 from PIL import Image
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import Pipeline, make_pipeline, make_union
 from sklearn.preprocessing import StandardScaler
@@ -93,7 +93,8 @@ def fit_linear(task: Task) -> tuple[np.ndarray, str]:
     pipe, grid = LINEAR[task.linear]()
     rows = len(task.train[1])
     folds = next((folds for most, folds in FOLDS.items() if rows <= most), 2)
-    search = GridSearchCV(pipe, grid, cv=folds).fit(*task.train)
+    mixed = StratifiedKFold(folds, shuffle=True, random_state=0)  # files are sorted by speaker
+    search = GridSearchCV(pipe, grid, cv=mixed).fit(*task.train)
     chosen = search.best_params_
     read = {"read": "characters, too" if "FeatureUnion" in str(chosen.get("read")) else "words"}
     told = [f"{value}" for value in ({**chosen, **read} if "read" in chosen else chosen).values()]

@@ -20,7 +20,7 @@ _MAX_SPELLED = 3_000_000  # letters of all texts up to which n-grams of these ar
 _MAX_READ = 24_000_000  # letters of all texts that are fitted; of more, evenly spaced texts
 _AT_ONCE = 256  # texts whose n-grams are in memory while they are labelled
 _MAX_COMPARED = 500_000  # rows times labels up to which costly candidates are tried
-_MAX_PRODUCTS = 10**9  # the same times the numbers of a vector
+_MAX_PRODUCTS = 2 * 10**8  # the same times the numbers of a vector
 _MAX_WEIGHTS = 2**21  # n-grams times labels that are kept, the most frequent ones
 _LENGTHS = range(2, 6)  # of n-grams of characters
 _FOLDS, _SMALL = 5, 2000  # held out in turn up to so many rows; of more rows, one of them
@@ -175,7 +175,7 @@ def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays
     whole = np.arange(vectors.shape[1])
     models = [(f"ridge, alpha={a:g}", partial(RidgeClassifier, alpha=a)) for a in _RIDGE]
     if vectors.size * labels <= _MAX_PRODUCTS:
-        logistic = partial(LogisticRegression, tol=0.01, max_iter=100)
+        logistic = partial(LogisticRegression, max_iter=100)
         models += [(f"logistic, C={c:g}", partial(logistic, C=c)) for c in _LOGISTIC]
     candidates = [_Candidate(whole, make, name) for name, make in models]
     fitted = _choose((vectors - mean) * scale, numbers, labels, candidates)
