@@ -115,8 +115,8 @@ class Clouds(Modality[torch.Tensor, SeriesFormat, SeriesData]):
     settle, shape, collate = Series.settle, Series.shape, Series.collate
     raws, batches = Series.raws, Series.batches
 
-    def vectors(self, part, format):
-        return np.stack([points.mean(0).numpy() for points in self.raws(part, format)])
+    def features(self, raws, format):
+        return np.stack([points.mean(0).numpy() for points in raws])
 
 
 CLOUDS = Clouds()

@@ -89,6 +89,11 @@ class StepWatcher(Protocol):
         ...
 
 
+def _tie(scores: Mapping[str, float]) -> float:
+    """What decides between equal scores: how well an encoder alone does, or else the loss."""
+    return scores.get("encoder_accuracy", -scores.get("loss", math.inf))
+
+
 class Fit:
     """One training run in one folder, which can be stopped and resumed at any step."""
 
@@ -452,12 +457,11 @@ class Fit:
                 write_atomically(self.folder / "best", f"step-{step}\n")
 
     def _is_better(self, scores: dict[str, float]) -> bool:
-        """True if scores are the best so far; of equal ones, those with the lower loss are."""
+        """True if scores are the best so far; of equal ones, those that `_tie` puts first are."""
         best = self.counters["best"]
         if best is None or scores["better"] != best:
             return best is None or scores["better"] > best
-        before = self.counters["scores"].get("loss", -math.inf)
-        return scores.get("loss", math.inf) < before
+        return _tie(scores) > _tie(self.counters["scores"])
 
     def _finish(self) -> None:
         """Publish the average of the last checkpoints if it is better than the best of them."""

@@ -71,8 +71,8 @@ def by_kernel(model, x, lengths=None, dtype=torch.float32, threads=1):
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode(), native.fast(model, frozen=True, dtype=dtype):
-            y, blocks = model(x, lengths), list(model.blocks)
-            assert y.equal(cast(Tensor, read.try_read(blocks, x, model.norm, mask, None)))
+            y, blocks, at = model(x, lengths), list(model.blocks), torch.arange(x.shape[1])
+            assert y.equal(cast(Tensor, read.try_read(blocks, x, model.norm, at, mask, None)))
     finally:
         torch.set_num_threads(before)
     return y
@@ -119,7 +119,8 @@ def test_what_it_does_not_know_is_left_to_pytorch():
 
     def tried(x=x, mask=None, bias=None):
         with native.fast(model, frozen=True):
-            return read.try_read(list(model.blocks), x, model.norm, mask, bias)
+            at = torch.arange(x.shape[1])
+            return read.try_read(list(model.blocks), x, model.norm, at, mask, bias)
 
     assert tried() is not None
     assert tried(x[:, :0]) is None and tried(x.double()) is None
@@ -128,14 +129,27 @@ def test_what_it_does_not_know_is_left_to_pytorch():
     broken = x.clone()
     broken[0, 7, 0] = torch.nan
     assert tried(broken) is None
-    with watch(model):
-        assert tried() is None
     with torch.inference_mode(False), torch.enable_grad():
         assert tried() is None
     hook = model.blocks[0].register_forward_hook(lambda *_: None)
     assert tried() is None
     hook.remove()
     assert tried() is not None
+
+
+@torch.inference_mode()
+def test_watching_changes_no_bit_and_sees_what_pytorch_attends_to():
+    model = build(4)
+    x, lengths = batch(width_of(model))
+    with native.fast(model, frozen=True):
+        plain = model(x, lengths)
+        with watch(model) as maps:
+            assert model(x, lengths).equal(plain)
+    with watch(model) as wanted:
+        model(x, lengths)
+    assert set(maps) == set(wanted) and len(maps) == len(model.blocks)
+    for path in wanted:
+        torch.testing.assert_close(maps[path].weights(), wanted[path].weights())
 
 
 def test_a_changed_weight_is_noticed():

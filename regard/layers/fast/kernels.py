@@ -54,7 +54,7 @@ def try_kernel(
     if caches is None:
         if (y := try_half(blocks, x, mask, bias)) is not None:
             return y if norm is None else norm(y)
-        if (y := try_read(blocks, x, norm, mask, bias)) is not None:
+        if (y := try_read(blocks, x, norm, at, mask, bias)) is not None:
             return y
         return try_train_kernel(blocks, x, norm, at, mask, bias)
     return try_stack(blocks, x, norm, at, mask, bias, caches, memory)

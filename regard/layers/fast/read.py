@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard import native
 from regard.attention.masks import Mask, Padding
 from regard.attention.multihead import Memory
+from regard.attention.once import one_pass
 from regard.attention.watch import watcher
 from regard.layers.fast.stack import packed_stack, reads_memory
 
@@ -28,21 +29,28 @@ class _Memories(ctypes.Structure):
 
 
 def try_read(
-    blocks: list[Any], x: Tensor, norm: nn.Module | None, mask: Mask | None, bias: Tensor | None
+    blocks: list[Any],
+    x: Tensor,
+    norm: nn.Module | None,
+    at: Tensor,
+    mask: Mask | None,
+    bias: Tensor | None,
 ) -> Tensor | None:
     """Pass sequences (b, l, w) through the blocks of an encoder and the norm after them.
 
-    Padding comes out as zeros.
+    Padding comes out as zeros. Where somebody watches, PyTorch passes them through beside it and is
+    watched, so that the output has the same bits.
 
     Args:
         blocks: blocks of the encoder
         x: input (b, l, w)
         norm: norm after the last block
+        at: positions of x
         mask: mask of all blocks
         bias: added to the scores of all blocks
     """
     fits = type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and x.ndim == 3
-    if not fits or torch.is_grad_enabled() or bias is not None or watcher() is not None:
+    if not fits or torch.is_grad_enabled() or bias is not None:
         return None
     if not x.numel() or (lengths := real_lengths(x, mask)) is None:
         return None
@@ -58,7 +66,13 @@ def try_read(
     places = lengths.data_ptr(), y.data_ptr()
     job = _Reading(*x.shape[:2], torch.get_num_threads(), *places)
     done = stack.packed.library.regard_read(stack.packed.handle, ctypes.byref(job))
-    return y if done and math.isfinite(y.sum().item()) else None
+    if not done or not math.isfinite(y.sum().item()):
+        return None
+    if watcher() is not None:
+        with one_pass():
+            for block in blocks:
+                x = block(x, at=at, **({} if mask is None else {"mask": mask}))
+    return y
 
 
 def packed_memories(blocks: list[Any], memory: Tensor) -> list[Memory] | None:

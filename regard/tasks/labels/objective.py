@@ -39,7 +39,6 @@ from regard.training.label_loss import class_weights, imbalance_notes, target_lo
 
 S = TypeVar("S", bound=LabelTrainSettings, default=LabelTrainSettings)
 C = TypeVar("C", bound=LabelCodec, default=MediaCodec)
-_TIE = 1e-6  # of the encoder's accuracy, which decides between equal scores of both parts
 Loss = Callable[[Any, Tensor | None], Tensor]  # summed over a batch, by the weights of labels
 
 
@@ -209,9 +208,6 @@ def label_lesson(
         if linear is not None:
             probs, more = mixed(probs, *linear())
         scores = valid_scores(judge.results(runner, valid, probs, plain), weights is not None)
-        if linear is not None:
-            # while the encoder's weight is 0 all its checkpoints score alike, and the best is kept
-            scores["better"] += _TIE * more["encoder_accuracy"]
         return {**scores, **more}
 
     def finish(folder: Path) -> None:
