@@ -49,8 +49,8 @@ class Task(NamedTuple):
 
     name: str  # of Regard's task
     settings: dict[str, Any]  # where its data are
-    train: tuple[Sequence[Any], Sequence[Any]]  # inputs as the linear model reads them, labels
-    test: tuple[Sequence[Any], Sequence[Any]]
+    train: tuple[Any, Sequence[Any]]  # inputs as the linear model reads them, labels
+    test: tuple[Any, Sequence[Any]]
     linear: str  # the row of LINEAR
     units: Sequence[int]  # test rows of each unit that a bootstrap draws, one after the other
 
@@ -143,7 +143,7 @@ def of_rows(folder: Path, train: Sequence[Any], test: Sequence[Any]) -> Task:
         lines = "".join(f"{text}\t{label}\n" for text, label in rows)
         (folder / f"{name}.tsv").write_text("text\tlabel\n" + lines)
     both = [([text for text, _ in rows], [label for _, label in rows]) for rows in (train, test)]
-    return Task("classify", {"data": folder}, *both, "texts", [1] * len(test))
+    return Task("classify", {"data": folder}, both[0], both[1], "texts", [1] * len(test))
 
 
 def trec(data: Path, folder: Path, rows: int) -> Task:
@@ -207,7 +207,7 @@ def fsdd(data: Path, folder: Path, rows: int) -> Task:
         (np.stack([bands(soundfile.read(file)[0]) for file in some]), [f.name[0] for f in some])
         for some in (learnt, sorted(tested, key=lambda file: (file.name[0], file.name)))
     ]
-    return Task("sounds", {"data": folder}, *both, "vectors", [1] * len(tested))
+    return Task("sounds", {"data": folder}, both[0], both[1], "vectors", [1] * len(tested))
 
 
 def of_images(folder: Path, train: Any, test: Any) -> Task:
@@ -222,7 +222,7 @@ def of_images(folder: Path, train: Any, test: Any) -> Task:
             if not place.exists():
                 Image.fromarray(image.squeeze()).save(place)
         both.append((gradients(images), [str(label) for label in labels]))
-    return Task("images", {"data": folder}, *both, "vectors", [1] * len(test[1]))
+    return Task("images", {"data": folder}, both[0], both[1], "vectors", [1] * len(test[1]))
 
 
 def fashion(data: Path, folder: Path, rows: int) -> Task:
@@ -260,7 +260,7 @@ def ud(data: Path, folder: Path, rows: int) -> Task:
         inputs = [x for one in words for x in windows([row[1] for row in one])]
         both.append((inputs, [row[3] for one in words for row in one]))
         units = [len(one) for one in words]
-    return Task("tag", {"data": folder}, *both, "words", units)
+    return Task("tag", {"data": folder}, both[0], both[1], "words", units)
 
 
 def windows(words: list[str]) -> Iterator[dict[str, Any]]:
@@ -290,7 +290,7 @@ def series(name: str) -> Callable[[Path, Path, int], Task]:
                 np.append(stretches(x, 12), [x.std(0), np.diff(x, axis=0).std(0)]) for x in values
             ]
             both.append((np.stack(flat), [one[-1] for one in cells]))
-        return Task("series", {"data": folder}, *both, "vectors", [1] * len(both[1][1]))
+        return Task("series", {"data": folder}, both[0], both[1], "vectors", [1] * len(both[1][1]))
 
     return read
 

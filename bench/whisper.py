@@ -257,6 +257,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(*sys.argv[2:5], *map(int, sys.argv[5:8]))
+        by, folder, kind, *numbers = sys.argv[2:8]
+        threads, workers, batch = map(int, numbers)
+        serve(by, folder, kind, threads, workers, batch)
     else:
         main()
