@@ -12,6 +12,7 @@ import regard
 from regard.attention.watch import Map, Maps, watch
 from regard.data.tokenizer import words_of_pieces
 from regard.errors import UsageError
+from regard.native import fast
 from regard.settings import describe, fill
 from regard.viewer.picture import words_of
 from regard.viewer.settings import ImageLookSettings, LookSettings
@@ -59,7 +60,8 @@ def test_views_of_a_loaded_model_are_those_of_its_picture():
     writes = picture.views[-1].writes
     source = model.codec.source.frame(model.codec.source.encode("How are you?"), "source")
     target = model.codec.target.encode(picture.output)
-    maps, logits = model.predictor.maps(source, target)
+    with fast(model.model, frozen=True):  # as a runner does
+        maps, logits = model.predictor.maps(source, target)
     views = text_views(maps, rows, source=columns, writes=writes)
     for one, other in zip(views, picture.views, strict=True):
         assert (one.name, one.kind, one.writes) == (other.name, other.kind, other.writes)
