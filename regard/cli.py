@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 from regard import __version__
 from regard.errors import UsageError, as_json, lookup, printable, without_commands
-from regard.own import use
 from regard.settings import parse
 from regard.verbs import VERBS, Call, Verb, resolve, spelled_anew
 
@@ -65,7 +64,7 @@ def act(words: list[str]) -> int:
         verb = lookup("verb", words[0], VERBS)
         print(verb.page(*words[1:2]), flush=True)  # at once: to know the keys, torch is imported
         plain, settings = parse(words[1:])
-        use(settings.pop("use", None))
+        _use(settings)
         if rows := verb.rows(*plain[:1], values=settings):
             print(f"\nKeys (type or choices, default)\n\n{resolve('regard.help:table')(rows)}")
         if verb.group == "use" and not plain:
@@ -73,7 +72,7 @@ def act(words: list[str]) -> int:
     else:
         verb = lookup("verb", words[0], VERBS)
         plain, settings = parse(words[1:])
-        use(settings.pop("use", None))
+        _use(settings)
         if not plain and "from" in settings and verb.words == ("TASK|RECIPE",):
             plain = [settings.pop("from")]  # a run to repeat, and no language
         literal = max(0, words.count("--") and len(words) - words.index("--") - 1)
@@ -134,6 +133,14 @@ def as_data(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return str(value)
+
+
+def _use(settings: dict[str, Any]) -> None:
+    """Run the files of own parts that are given, which the front page need not know of."""
+    if "use" in settings:
+        from regard.own import use
+
+        use(settings.pop("use"))
 
 
 def refuse(message: str) -> int:
