@@ -5,8 +5,9 @@ import multiprocessing
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ import torch
 # what a peer does once it is made; may be given something and may answer
 Act = Callable[..., Any]
 FLAGS = ("avx", "fma", "amx", "asimd", "sve")
+
+
+@contextlib.contextmanager
+def as_in(folder: str) -> Iterator[None]:
+    """Processes that are started inside run this bench and Regard as they are in another folder."""
+    main: Any = sys.modules["__main__"]
+    here = main.__file__
+    main.__file__ = str(Path(folder).resolve() / "bench" / Path(here).name)
+    try:
+        yield
+    finally:
+        main.__file__ = here
 
 
 # seconds on the wall, or of the processor, which others at work on the machine do not change

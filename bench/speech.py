@@ -1,6 +1,6 @@
 """How fast a Conformer learns and reads: Regard's against transformers' Wav2Vec2-Conformer.
 
-    python bench/speech.py [--rounds 9] [--quick]
+    python bench/speech.py [--rounds 9] [--before FOLDER] [--quick]
 
 The encoder of Conformer S (Gulati et al. 2020: 16 blocks of width 144, 4 heads, relative positions,
 kernels of 31), float32, all cores, random weights, on frames that are subsampled already, since
@@ -10,7 +10,8 @@ backward and AdamW, with dropout of 0.1 wherever both have it. `conformer_train`
 `conformer_train_no_dropout` says how much of the first is due to how dropout is drawn.
 `conformer_read` is a forward pass without gradient of the padded batch, each sound of which Regard
 reads alone. Both run in processes of their own, as their users have them. Everybody takes a turn in
-each round and speeds are medians over the rounds; a ratio above 1 means that Regard is faster.
+each round and speeds are medians over the rounds; a ratio above 1 means that Regard is faster. With
+`--before`, the Regard of another folder takes its turn as well (`ratio NAME_vs_before`).
 """
 
 import argparse
@@ -25,7 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
-from apart import Peer, in_turn, machine  # noqa: E402
+from apart import Peer, as_in, in_turn, machine  # noqa: E402
 from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -136,22 +137,27 @@ def acting(
     return act_fast if side == "regard" else act
 
 
-def compare(name: str, what: str, depth: int, drop: float, lengths: Tensor, given: Any) -> float:
-    """Return how many times as fast Regard is."""
+def compare(name: str, what: str, depth: int, drop: float, lengths: Tensor, given: Any) -> None:
+    """Print how many times as fast Regard is."""
     x = torch.randn(len(lengths), int(lengths.max()), WIDTH)
     words = (what, depth, drop, x, lengths)
     peers = {side: Peer(acting, side, *words, threads=given.threads) for side in SIDES}
+    if given.before:
+        with as_in(given.before):
+            peers["before"] = Peer(acting, "regard", *words, threads=given.threads)
     found = in_turn({side: peer.takes() for side, peer in peers.items()}, given.rounds)
     for peer in peers.values():
         peer.end()
     each = (f"{side} {len(lengths) / took:.2f} sounds/s" for side, took in found.items())
-    print(f"{name:22}  " + "  ".join(each), flush=True)
+    print(f"{name:16}  " + "  ".join(each), flush=True)
     if peak := peaks():
         adds = counted(Ours(depth, drop).to("meta").train(), (x.to("meta"), lengths)).multiply_adds
         adds *= 3 if what == "train" else 1  # a training step has about three products for one
         share = adds / peak["fp32"] / given.threads / found["regard"]
-        print(f"share {name} {share:.3f}", flush=True)
-    return found["transformers"] / found["regard"]
+        print(f"share conformer_{name} {share:.3f}")
+    print(f"ratio conformer_{name} {found['transformers'] / found['regard']:.3f}", flush=True)
+    if given.before:
+        print(f"ratio conformer_{name}_vs_before {found['before'] / found['regard']:.3f}")
 
 
 def main() -> None:
@@ -159,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--before", metavar="FOLDER", help="another version, to compare with")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
     print(machine(), flush=True)
@@ -166,14 +173,10 @@ def main() -> None:
     depth = 4 if given.quick else 16
     given.rounds = min(given.rounds, 5) if given.quick else given.rounds
     full, padded = torch.full((8,), FRAMES), torch.linspace(FRAMES // 2, FRAMES, 8).long()
-    ratios = {
-        "train": compare("train", "train", depth, 0.1, full, given),
-        "train_padded": compare("train, padded", "train", depth, 0.1, padded, given),
-        "train_no_dropout": compare("train, no dropout", "train", depth, 0.0, full, given),
-        "read": compare("read, padded", "read", depth, 0.0, padded, given),
-    }
-    for name, ratio in ratios.items():
-        print(f"ratio conformer_{name} {ratio:.3f}")
+    compare("train", "train", depth, 0.1, full, given)
+    compare("train_padded", "train", depth, 0.1, padded, given)
+    compare("train_no_dropout", "train", depth, 0.0, full, given)
+    compare("read", "read", depth, 0.0, padded, given)
 
 
 if __name__ == "__main__":

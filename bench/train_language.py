@@ -1,6 +1,6 @@
 """How fast a small language model trains: Regard against plain PyTorch and transformers' GPT-2.
 
-    REGARD_DATA=... python bench/train_language.py [--steps 40] [--rounds 7] [--quick]
+    REGARD_DATA=... python bench/train_language.py [--rounds 7] [--before FOLDER] [--quick]
 
 nanoGPT's configuration for a CPU on Tiny Shakespeare: 4 layers, 4 heads, width 128, 64 characters
 of context, 12 rows a batch, no dropout, AdamW, gradients cut at 1. The plain loop is eager PyTorch
@@ -9,6 +9,7 @@ fused one. Regard compiles its kernels anew, and the time for that counts as a p
 with REGARD_NATIVE=0 it has none. All wait in processes of their own while one of them takes some
 steps; everybody takes a turn in each round, and ratios are medians of those within a round, since
 the machine is faster in one minute than in the next. A ratio above 1 means that Regard is faster.
+With `--before`, the Regard of another folder takes its turn as well (`language_vs_before`).
 """
 
 import argparse
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from apart import machine  # noqa: E402
+from apart import as_in, machine  # noqa: E402
 from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1, help="of Regard, which share the cores")
     parser.add_argument("--fused", action="store_true", help="give the peers the fused AdamW")
+    parser.add_argument("--before", metavar="FOLDER", help="another version, to compare with")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
     print(machine(), flush=True)
@@ -254,6 +256,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["REGARD_CACHE"] = place
         sides = [Side("regard", given.processes, given.cores // given.processes)]
+        if given.before:
+            with as_in(given.before):
+                sides += [Side("regard", given.processes, given.cores // given.processes)]
+                sides[-1].name = "before"
     sides += [Side(name, 1, given.cores) for name in ("eager", "gpt2")]
     for side in sides:
         side.take(10)  # to warm up
@@ -273,7 +279,8 @@ def main() -> None:
     share = median["regard"] / statistics.median(ours.speeds)  # what compiling leaves
     for other in others:
         pairs = zip(ours.speeds, other.speeds, strict=True)
-        ratio = share * statistics.median(a / b for a, b in pairs)
+        ratio = statistics.median(a / b for a, b in pairs)
+        ratio *= 1 if other.name == "before" else share  # both have compiled
         print(f"ratio language_vs_{other.name} {ratio:.3f}")
     if peak := peaks():
         adds = 3 * multiply_adds(characters()[1])  # a training step has about three for one

@@ -1,6 +1,6 @@
 """How fast a translator trains: Regard against transformers' Marian and against eole.
 
-    REGARD_DATA=... python bench/train_translation.py [--eole PYTHON] [--quick]
+    REGARD_DATA=... python bench/train_translation.py [--eole PYTHON] [--before FOLDER] [--quick]
 
 All train one size (3+3 layers, width 256, feed-forward 1024, 4 heads, 8,000 joint pieces, dropout
 0.1, label smoothing 0.1, AdamW, gradients clipped at 1) on Multi30k en-de with batches of at most
@@ -12,7 +12,10 @@ Marian runs in a plain loop on the same batches, turn by turn with Regard, in tw
 process on both cores, and a process a core with DistributedDataParallel; the ratio is the median
 over the steps against the faster one. eole has its own batching and runs in a process and an
 environment of its own (it needs aiohttp, which it does not declare); whole rounds alternate with
-rounds of Regard's own training loop, and the ratio is that of the median rounds.
+rounds of Regard's own training loop, and the ratio is that of the median rounds. With `--before`,
+the Regard of another folder trains on the same batches in turn (`ratio train_vs_before`). `share`
+is the multiply-adds that the pieces need, without padding, over those that the cores could do in
+the time, as measured in the same run.
 """
 
 import argparse
@@ -35,7 +38,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from apart import machine  # noqa: E402
+from apart import as_in, machine  # noqa: E402
+from decode_translation import peaks  # noqa: E402
 
 from regard.data.batches import IndexBatches  # noqa: E402
 from regard.data.pairs import load_pairs  # noqa: E402
@@ -73,6 +77,18 @@ class Data:
         some = self.batches[n][part::parts]
         sources, targets = ([torch.tensor(side[i]).numpy() for i in some] for side in self.rows)
         return make_batch(sources, targets, self.tokenizer, self.tokenizer)
+
+
+def multiply_adds(batch: PairBatch, vocab: int) -> float:
+    """Multiply-adds of the products of a step: about three for one of a forward pass."""
+    side, ffn, total = WIDTH**2, 2 * WIDTH * FFN_WIDTH, 0
+    writes = batch.writes.ge(0).sum(1).tolist()
+    for s, t in zip(batch.source_lengths.tolist(), writes, strict=True):
+        encoder = s * (4 * side + ffn) + 2 * s * s * WIDTH
+        seen = t * (t + 1) * WIDTH + 2 * s * t * WIDTH  # of its own text, half of all pairs
+        decoder = t * (6 * side + ffn) + 2 * s * side + seen
+        total += DEPTH * (encoder + decoder) + t * WIDTH * vocab
+    return 3 * total
 
 
 class Trainer:
@@ -247,18 +263,25 @@ KINDS: dict[str, Callable[[int], Trainer | Marian]] = {
 }
 
 
-def against_marian(data: Data, steps: int, processes: int, threads: int) -> None:
+def against_marian(
+    data: Data, steps: int, processes: int, threads: int, before: str | None
+) -> None:
     """Train all on the same batches in turn and print their speeds."""
     sides = {
         "regard": Team("regard, post-norm", processes, threads),
         "marian": Team("marian", 1, threads),
         f"marian x{threads}": Team("marian", threads, threads),
     }
+    if before:
+        with as_in(before):
+            sides["before"] = Team("regard, post-norm", processes, threads)
     warm = 2
     rates: dict[str, list[float]] = {name: [] for name in sides}
     places = pieces = 0
+    needed: list[float] = []  # multiply-adds a token
     for n in range(warm + steps):
         batch = data.batch(n)
+        needed.append(multiply_adds(batch, data.tokenizer.vocab) / batch.read)
         pieces += batch.read
         places += batch.source.numel() + batch.reads.numel()
         for name in sorted(sides, reverse=bool(n % 2)):
@@ -275,9 +298,21 @@ def against_marian(data: Data, steps: int, processes: int, threads: int) -> None
             f"{sides[name].size:,} trained parameters"
         )
     print(f"padding of these batches {1 - pieces / places:.1%}")
-    best = max((name for name in sides if name != "regard"), key=lambda name: medians[name])
-    pairs = list(zip(rates["regard"], rates[best], strict=True))[warm:]
-    print(f"ratio train_vs_marian {statistics.median(a / b for a, b in pairs):.3f}", flush=True)
+    print_share(
+        "train_vs_marian",
+        [a * b for a, b in zip(rates["regard"], needed, strict=True)][warm:],
+        threads,
+    )
+    others = {"marian": max((x for x in sides if "marian" in x), key=lambda x: medians[x])}
+    for name, side in {**others, **({"before": "before"} if before else {})}.items():
+        pairs = list(zip(rates["regard"], rates[side], strict=True))[warm:]
+        print(f"ratio train_vs_{name} {statistics.median(a / b for a, b in pairs):.3f}", flush=True)
+
+
+def print_share(name: str, speeds: list[float], threads: int) -> None:
+    """Print which share of the processor's multiply-adds the median of these is."""
+    if peak := peaks():
+        print(f"share {name} {statistics.median(speeds) / peak['fp32'] / threads:.3f}")
 
 
 def eole_config(folder: Path, data: Data) -> Path:
@@ -406,6 +441,7 @@ def against_eole(
                     # eole's sources have no end token, so ours is not counted either
                     "source": int(batch.source_lengths.sum()) - rows,
                     "target": batch.tokens,
+                    "needed": multiply_adds(batch, data.tokenizer.vocab),
                     "source_places": batch.source.numel() - rows,
                     "target_places": batch.writes.numel(),
                 }
@@ -424,12 +460,12 @@ def against_eole(
             eole.close()
             ours.close()
     speeds = {}
+
+    def total(some: list[dict], *keys: str) -> float:
+        return sum(report[key] for report in some for key in keys)
+
     for name, all_rounds in reports.items():
         measured = all_rounds[1:]
-
-        def total(some: list[dict], *keys: str) -> float:
-            return sum(report[key] for report in some for key in keys)
-
         rates = [total(r, "source", "target") / total(r, "seconds") for r in measured]
         speeds[name] = statistics.median(rates)
         every = [report for some in measured for report in some]
@@ -441,6 +477,8 @@ def against_eole(
             f"({min(rates):.0f} to {max(rates):.0f} in {rounds} rounds of {steps} steps), "
             f"padding {padding:.1%}"
         )
+    each = [total(r, "needed") / total(r, "seconds") for r in reports["regard"][1:]]
+    print_share("train_vs_eole", each, threads)
     print(f"ratio train_vs_eole {speeds['regard'] / speeds['eole']:.3f}", flush=True)
 
 
@@ -450,6 +488,7 @@ def main() -> None:
     parser.add_argument("--eole", metavar="PYTHON", help="the python of an environment with eole")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2, help="of Regard, sharing the threads")
+    parser.add_argument("--before", metavar="FOLDER", help="another version, to compare with")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     options = parser.parse_args()
     print(machine(), flush=True)
@@ -462,7 +501,7 @@ def main() -> None:
         flush=True,
     )
     shape = options.processes, options.threads
-    against_marian(data, 5 if options.quick else 20, *shape)
+    against_marian(data, 5 if options.quick else 20, *shape, options.before)
     if options.eole is None:
         print(
             "eole is left out: give --eole PYTHON, the python of an environment made by\n"

@@ -1,11 +1,12 @@
 """How fast images are read: Regard's ViT and Swin against transformers', ViT against ResNet.
 
-    python bench/vision.py [--rounds 9] [--quick]
+    python bench/vision.py [--rounds 9] [--before FOLDER] [--quick]
 
 ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient, of
 a model as `regard.load` gives it, and a training step (forward, backward, AdamW). Regard and
 transformers run in processes of their own, as their users have them. Everybody takes a turn in each
 round and speeds are medians over the rounds; a ratio above 1 means that Regard is faster.
+With `--before`, the Regard of another folder takes its turn as well (`ratio NAME_vs_before`).
 `vit_vs_resnet` is how many multiply-adds a second ViT-S/16 does over those of ResNet-50, both
 Regard's: the lectures say more. Exponents are slopes of the logarithm over that of the number of
 pixels: of time for attention in windows (Swin's layer) and over a neighbourhood (LR-Net's), of
@@ -25,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import attend as attention_bench  # noqa: E402
 import torch  # noqa: E402
-from apart import Peer, in_turn, machine, takes  # noqa: E402
+from apart import Peer, as_in, in_turn, machine, takes  # noqa: E402
 from decode_translation import peaks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -125,8 +126,10 @@ def theirs(kind: str, row: str, what: str, images: Tensor, labels: Tensor) -> Ca
     return reading(model, images) if what == "forward" else learning(model, images, labels)
 
 
-def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, float]:
-    """Return the ratios to transformers' own models."""
+def against_transformers(
+    rounds: int, batch: int, threads: int, before: str | None
+) -> dict[str, float]:
+    """Return the ratios to transformers' own models, and to the Regard of another folder."""
     images, labels = torch.randn(batch, 3, SIZE, SIZE), torch.arange(batch)
     ratios, peak = {}, peaks()
     for kind, row in (("vit", "vit_ti16"), ("swin", "swin_t")):
@@ -136,6 +139,9 @@ def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, flo
                 "regard": Peer(regards, *words, threads=threads),
                 "transformers": Peer(theirs, *words, threads=threads),
             }
+            if before:
+                with as_in(before):
+                    peers["before"] = Peer(regards, *words, threads=threads)
             found = in_turn({side: peer.takes() for side, peer in peers.items()}, rounds)
             for peer in peers.values():
                 peer.end()
@@ -145,6 +151,8 @@ def against_transformers(rounds: int, batch: int, threads: int) -> dict[str, flo
                 flush=True,
             )
             ratios[f"{kind}_{what}"] = found["transformers"] / found["regard"]
+            if before:
+                ratios[f"{kind}_{what}_vs_before"] = found["before"] / found["regard"]
             if peak:  # a training step has about three products for one
                 adds = counted(ours(kind, row).to("meta"), (images.to("meta"),)).multiply_adds
                 adds *= 3 if what == "train" else 1
@@ -204,12 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--before", metavar="FOLDER", help="another version, to compare with")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     given = parser.parse_args()
     print(machine(), flush=True)
     rounds, batch = (3, 4) if given.quick else (given.rounds, 8)
     torch.set_num_threads(given.threads)
-    ratios = against_transformers(rounds, batch, given.threads)
+    ratios = against_transformers(rounds, batch, given.threads, given.before)
     reuse_memory()
     ratios["vit_vs_resnet"] = against_resnet(rounds, batch)
     grown = exponents(rounds)

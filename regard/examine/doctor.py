@@ -80,6 +80,7 @@ class ExaminedModel:
     task: str
     parameters: int
     search: str  # why it is decoded by the search in Python; "" if it is decoded natively
+    steps: str  # why the steps of that search are not computed natively, either
     quantise: str = "none"  # how its products are computed, unless told otherwise
     kernels: Status = field(default_factory=lambda: status())
     exit_code = 0
@@ -91,12 +92,16 @@ class ExaminedModel:
         with fast(model, frozen=True):
             told = getattr(model, "why_no_engine", None)
             why = told() if told else f"the engine does not know {type(model).__name__}"
+            steps = getattr(model, "why_no_steps", lambda: why)()
         count, usual = sum(p.numel() for p in model.parameters()), loaded.predictor.defaults
-        return cls(name, loaded.name, count, why, usual.get("quantise", "none"))
+        return cls(name, loaded.name, count, why, steps, usual.get("quantise", "none"))
 
     def __str__(self) -> str:
         native = "natively" if self.quantise == "none" else f"natively in {self.quantise}"
-        decoded = f"by PyTorch and kernels: {self.search}" if self.search else native
+        steps = (
+            "by PyTorch and kernels" if self.steps else f"step by step in Python, steps {native}"
+        )
+        decoded = f"{steps}: {self.search}" if self.search else native
         lines = [f"{self.name}: {self.task}, {self.parameters:,} parameters", f"decoded {decoded}"]
         return "\n".join([*lines, str(self.kernels)])
 

@@ -47,10 +47,15 @@ def copy_stored(stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> No
 
 
 def to_bytes(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix rounded to bytes as native/product.h does, and the largest of each row."""
+    """Return a matrix rounded to bytes as native/product.h does, and the largest of each row.
+
+    Rows of which no number is larger than 4e-37 become zeros.
+    """
     largest = weight.abs().amax(1)
     # divided, as 127 / x is the product with an inverse, which rounds otherwise
-    by = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0)
+    by = torch.full_like(largest, 127) / largest
+    some = by.isfinite()
+    by, largest = by.where(some, 0), largest.where(some, 0)
     return (weight * by[:, None]).round().to(torch.int8), largest
 
 

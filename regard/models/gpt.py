@@ -24,7 +24,7 @@ from regard.layers.block import (
 )
 from regard.layers.context import windowed, within
 from regard.layers.embed import RoundedEmbed
-from regard.layers.fast.greedy import DecoderParts, continue_texts, why_not_greedy
+from regard.layers.fast.greedy import DecoderParts, continue_texts, why_no_steps, why_not_greedy
 from regard.layers.fast.kernel_weights import known_functions
 from regard.layers.fast.run import run_blocks
 from regard.layers.init import INITS
@@ -380,6 +380,10 @@ class GPT(nn.Module):
             own = f"{type(self).__name__} with a {self.config.prompt} prompt"
             return own if self.config.mask == "none" else f"{own} and the mask {self.config.mask}"
         return why_not_greedy(self, parts, _FUNCTIONS)
+
+    def why_no_steps(self) -> str:
+        """Why its steps are not computed in C, whoever searches; "" where they are."""
+        return why_no_steps(list(self.blocks), self.norm, self.head)
 
     def _parts(self) -> DecoderParts | None:
         """What a kernel must know of it, unless it is another class or reads in another way."""

@@ -21,8 +21,10 @@ from regard.layers.block import (
 )
 from regard.layers.embed import TokenEmbedding
 from regard.layers.fast.alone import each_alone
+from regard.layers.fast.greedy import why_no_steps
 from regard.layers.fast.half import half_asked
 from regard.layers.fast.run import run_blocks
+from regard.layers.fast.stack import packed_stack
 from regard.layers.init import INITS
 from regard.layers.shapes import Ids, Lengths
 from regard.layers.subsampling import zero_padding
@@ -119,6 +121,12 @@ class Whisper(nn.Module):
     def why_no_engine(self) -> str:
         """Why the search is not in C; its steps are."""
         return "texts of sounds are searched for in Python"
+
+    def why_no_steps(self) -> str:
+        """Why its steps, or its encoder, are not computed in C; "" where both are."""
+        if packed_stack(list(self.encoder), self.encoder_norm) is None:
+            return "a block of its encoder is one that no kernel knows"
+        return why_no_steps(list(self.decoder), self.decoder_norm, self.head)
 
     def out_lengths(self, lengths: Lengths) -> Lengths:
         """Number of the encoder's vectors for sounds of so many frames, each by itself."""

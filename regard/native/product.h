@@ -62,7 +62,13 @@ static inline int pack(Matrix *m, const Numbers *w, const float *bias, long firs
   return 1;
 }
 
-/* pack in bytes what pack() packed */
+/* what numbers up to `most` are multiplied by to be bytes; where they are too small for it they become none */
+INLINE float per_number(float most) {
+  float by = 127.0f / most;
+  return by < INFINITY ? by : 0.0f;
+}
+
+/* pack in bytes what pack() packed; a row with a number that is not finite gives none that is */
 static inline int pack_bytes(Matrix *m) {
   long four = quads(m->in);
   m->bytes = aligned_alloc(64, (m->panels + 1) * four * PANEL * QUAD);
@@ -72,12 +78,15 @@ static inline int pack_bytes(Matrix *m) {
   for (long row = 0; row < m->panels * PANEL; row++) {
     const float *w = m->packed + row / PANEL * m->in * PANEL + row % PANEL;
     signed char *to = m->bytes + (row / PANEL * four * PANEL + row % PANEL) * QUAD;
-    float most = 0;
-    for (long k = 0; k < m->in; k++) most = fabsf(w[k * PANEL]) > most ? fabsf(w[k * PANEL]) : most;
-    m->scale[row] = most / 127.0f;
+    float most = 0, wrong = 0;
+    for (long k = 0; k < m->in; k++) {
+      most = fabsf(w[k * PANEL]) > most ? fabsf(w[k * PANEL]) : most;
+      wrong += w[k * PANEL] * 0.0f;
+    }
+    m->scale[row] = most / 127.0f + wrong;
     m->sums[row] = 0;
     for (long k = 0; k < four * QUAD; k++) {
-      int byte = k < m->in && most > 0 ? (int)rintf(w[k * PANEL] * (127.0f / most)) : 0;
+      int byte = k < m->in && wrong == 0 ? (int)rintf(w[k * PANEL] * per_number(most)) : 0;
       to[k / QUAD * PANEL * QUAD + k % QUAD] = (signed char)byte;
       m->sums[row] -= 128 * byte;
     }
@@ -102,17 +111,15 @@ static inline void round_rows(long m, const float *x, long in, Rounded *to) {
     for (long k = 0; k < in; k += LANES)
       large = larger_bits(large, (bits)load_some(x + k, in - k) & 0x7fffffffu);
     for (int j = 1; j < LANES; j++) large[0] = large[j] > large[0] ? large[j] : large[0];
-    float most = ((vec)large)[0], wrong = most * 0.0f;
-    float by = most > 0 ? 127.0f / most : 0.0f;
-    unsigned char *row = to->bytes + i * step;
-    long k = 0;
-    for (; k + LANES <= in; k += LANES) { /* rounded by their own size */
+    float most = ((vec)large)[0], wrong = most * 0.0f, by = per_number(most);
+    for (long k = 0; k < step; k += LANES) { /* rounded by their own size; what follows is 0, too */
       typedef unsigned char byte_vec __attribute__((vector_size(16), aligned(1)));
-      vec y = load(x + k) * by + (12582912.0f + 128.0f);
-      *(byte_vec *)(row + k) = __builtin_convertvector((bits)y - (bits)all(12582912.0f), byte_vec);
+      unsigned char *end = to->bytes + i * step + k;
+      vec y = load_some(x + k, in - k) * by + (12582912.0f + 128.0f);
+      byte_vec made = __builtin_convertvector((bits)y - (bits)all(12582912.0f), byte_vec);
+      if (step - k < LANES) memcpy(end, &made, step - k);
+      else *(byte_vec *)end = made;
     }
-    for (; k < in; k++) row[k] = (unsigned char)((int)rintf(x[k] * by) + 128);
-    for (; k < step; k++) row[k] = 128;
     to->scale[i] = most / 127.0f + wrong;
   }
 }

@@ -181,6 +181,10 @@ def test_whisper_hears_in_int8_where_that_is_asked_for():
             state = model.start_from(memory, lengths)
             with pytest.raises(UsageError, match="int8"):
                 model.step(torch.tensor([[3], [4], [5]]), state)
+        model.encoder[0].register_forward_hook(lambda *_: None)
+        in_bytes = native.fast(model, frozen=True, dtype=torch.int8)
+        with in_bytes, pytest.raises(UsageError, match="int8"):
+            model.encode(sounds())
 
 
 def test_memories_are_those_of_pytorch_to_the_bit_in_every_batch():

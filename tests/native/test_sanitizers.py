@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parents[1]
-FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
+FLAGS = [
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=undefined",
+    "-g",
+    "-O1",
+]
 TESTS = {
     # but for those that start processes of their own
     "native/test_native.py": "not compiler and not compiled and not loaded_later",
@@ -23,6 +28,7 @@ TESTS = {
     "native/test_crew.py": "test",
     "native/test_write.py": "test",
     "native/test_read.py": "test",
+    "tasks/test_quantised.py": "rounded or finite or nothing",
     "filters/test_filters.py": "kernels",
 }
 RUN = """

@@ -20,6 +20,7 @@ KINDS = {
     "normal": lambda: torch.randn(40, 70),
     "float16, with ties": lambda: torch.randn(64, 200).half().float(),
     "rows of nothing": lambda: torch.randn(9, 33) * torch.tensor([[0.0], [1.0], [-2.0]] * 3),
+    "almost nothing": lambda: torch.randn(40, 20) * 10.0 ** torch.linspace(-44, -32, 40)[:, None],
     "sizes far apart": lambda: torch.randn(40, 20) * 10.0 ** torch.arange(-20, 20)[:, None],
 }
 
@@ -42,7 +43,28 @@ def test_a_matrix_is_rounded_to_the_bytes_of_the_kernel_and_stays_so(kind):
     assert torch.equal(bytes_of_the_kernel(weight), rounded.float())
     again = from_bytes(rounded, largest)
     assert all(map(torch.equal, to_bytes(again), (rounded, largest)))
-    assert (again - weight).abs().amax(1).le(largest / 127 * 0.501).all()
+    assert (again - weight).abs().amax(1).le(largest / 127 * 0.501 + 4e-37).all()
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("width", [8, 33])
+def test_what_is_not_finite_stays_so_in_bytes(odd, width):
+    head = VocabularyLinear(width, 5, bias=False).eval()
+    x = torch.randn(3, 1, width)
+    with torch.no_grad():
+        head.weight[2, 1] = x[1, 0, 3] = odd
+    with torch.inference_mode(), native.fast(head, frozen=True, dtype=torch.int8):
+        made = step_logits(head, x, None)[:, 0]
+    assert made.isfinite().equal(torch.tensor([[1, 1, 0, 1, 1], [0] * 5, [1, 1, 0, 1, 1]]).bool())
+
+
+def test_rows_of_almost_nothing_are_none():
+    head = VocabularyLinear(33, 5, bias=False).eval()
+    x = torch.randn(4, 1, 33)
+    x[:3] *= torch.tensor([1e-44, 1e-39, 1e-37])[:, None, None]
+    with torch.inference_mode(), native.fast(head, frozen=True, dtype=torch.int8):
+        made = step_logits(head, x, None)[:, 0]
+    assert not made[:3].any() and made[3].all()
 
 
 def test_a_table_that_is_read_by_products_too_is_not_rounded():

@@ -182,16 +182,23 @@ def _unknown(model: nn.Module, parts: DecoderParts) -> str:
     embed: Any = parts.embed
     if type(embed) not in _EMBEDDINGS or not known_embedding(embed, _POSITIONS):
         return f"its embedding ({type(embed.position).__name__} positions)"
-    if type(parts.head) is not VocabularyLinear:
-        return f"its head {type(parts.head).__name__}"
-    stack = packed_stack(parts.blocks, parts.norm)
-    if stack is None:
-        return "a block has a norm, score, position, size or data type that it does not know"
+    if why := why_no_steps(parts.blocks, parts.norm, parts.head):
+        return why
     if type(embed.norm) is not nn.Identity:
         weight, shift = weight_and_bias(embed.norm)
+        stack = cast(PackedStack, packed_stack(parts.blocks, parts.norm))
         width, same = (stack.first.width,), type(embed.norm) is stack.first.norm
         same = same and cast(Any, embed.norm).eps == stack.first.eps
         same = same and kernel_can_read(weight, width)
         if not same or not (shift is None or kernel_can_read(shift, width)):
             return f"a norm {type(embed.norm).__name__} beside {stack.first.norm.__name__}"
-    return "" if packed_head(parts.head) is not None else "its head is too large to be packed"
+    return ""
+
+
+def why_no_steps(blocks: Sequence[nn.Module], norm: nn.Module, head: nn.Module) -> str:
+    """Why a step of decoding, or a vocabulary, is not computed by a kernel; "" where both are."""
+    if type(head) is not VocabularyLinear:
+        return f"its head {type(head).__name__}"
+    if packed_stack(blocks, norm) is None:
+        return "a block has a norm, score, position, size or data type that it does not know"
+    return "" if packed_head(head) is not None else "its head is too large to be packed"

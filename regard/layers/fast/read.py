@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,8 @@ def try_read(
     if not x.numel() or (lengths := real_lengths(x, mask)) is None:
         return None
     weights = len(blocks) * sum(w.numel() for w in blocks[0].parameters())
-    if weights > _FEW_WEIGHTS and x.shape[1] < _LONG:
+    asked = cast(native.Scope, native.scope(blocks[0])).dtype
+    if asked != torch.int8 and weights > _FEW_WEIGHTS and x.shape[1] < _LONG:
         return None
     stack = packed_stack(blocks, norm)
     if stack is None or stack.crosses or stack.first.position is not None:

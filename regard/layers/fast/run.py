@@ -46,8 +46,7 @@ def run_blocks(
         y = try_kernel(stack, x, norm, at, masks, bias, caches, memory)
         if y is not None:
             return y
-        if caches is not None:
-            refuse_int8(stack[0])
+        refuse_int8(stack[0])
     read = [()] * len(stack) if memory is None else [(one.to(x.dtype),) for one in memory.layers]
     shared = {"bias": bias, "memory_mask": memory and memory.mask}
     with one_pass():

@@ -35,6 +35,7 @@ def export_quantised(
     told, named = "", set[str]()
     with fast(runner.model, frozen=True):
         why = getattr(runner.model, "why_no_engine", lambda: "it writes no texts")()
+        why = why and getattr(runner.model, "why_no_steps", lambda: why)()
     if quantise != "none":
         if why:
             raise UsageError(f"{folder}: quantise={quantise} cannot be done: {why}; leave it out")
