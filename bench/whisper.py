@@ -8,10 +8,11 @@ model is converted for it by ctranslate2, once, beside the folder. Recordings ar
 (REGARD_DATA) joined to long ones. All are cut at the same pauses, and each window is written
 greedily, without timestamps: by Regard in batches, by faster-whisper with its batched pipeline.
 Full precision is compared with full precision, and its int8 with our int8 and our bfloat16.
-faster-whisper does it in several layouts of its threads and batches, of which the fastest counts.
-All take turns; times are medians over the rounds. A ratio above 1 means that Regard is faster; by
-processor time (`--by cpu`) its name ends in _cpu. How many words of each text differ from those of
-our float32 is told, too.
+faster-whisper is first tried in several layouts: threads of a worker, workers at once, windows of a
+batch, and recordings one by one or joined to as many as there are workers, so that batches are
+full. The fastest then takes turns with Regard; times are medians over the rounds. A ratio above 1
+means that Regard is faster; by processor time (`--by cpu`) its name ends in _cpu. How many words of
+each text differ from those of our float32 is told, too.
 """
 
 import argparse
@@ -31,8 +32,20 @@ HERE = Path(__file__).resolve()
 # ---- faster-whisper, in its own environment
 
 
-def serve(by: str, folder: str, kind: str, threads: int, workers: int, batch: int) -> None:
-    """Transcribe what the other process asks for, and tell how long it took."""
+def serve(
+    by: str, folder: str, kind: str, threads: int, workers: int, batch: int, joined: int
+) -> None:
+    """Transcribe what the other process asks for, and tell how long it took.
+
+    Args:
+        by: clock
+        folder: model
+        kind: type of its products
+        threads: of a worker
+        workers: at once
+        batch: windows at once
+        joined: whether recordings are joined to as many as there are workers
+    """
     import numpy as np
     from faster_whisper import BatchedInferencePipeline, WhisperModel  # pyright: ignore
 
@@ -63,22 +76,29 @@ def serve(by: str, folder: str, kind: str, threads: int, workers: int, batch: in
             sounds = [np.load(path) for path in asked["sounds"]]
             clock = time.process_time if by == "cpu" else time.perf_counter
             start = clock()
-            texts = list(pool.map(transcribe, sounds, asked["cuts"]))
+            each = -(-len(sounds) // workers) if joined else 1
+            groups = [range(n, min(n + each, len(sounds))) for n in range(0, len(sounds), each)]
+            whole, places = [np.concatenate([sounds[i] for i in some]) for some in groups], []
+            for some in groups:
+                at, cuts = 0.0, []
+                for i in some:
+                    cuts += [{name: at + x for name, x in cut.items()} for cut in asked["cuts"][i]]
+                    at += len(sounds[i]) / 16_000
+                places.append(cuts)
+            flat = iter([text for some in pool.map(transcribe, whole, places) for text in some])
+            texts = [[next(flat) for _ in cuts] for cuts in asked["cuts"]]
+            assert next(flat, None) is None  # a text for each window
             print(json.dumps([clock() - start, texts]), flush=True)
 
 
 class Faster:
     """A process of faster-whisper with one layout of threads, workers and batches."""
 
-    def __init__(
-        self, by: str, python: str, folder: Path, kind: str, threads: int, workers: int, batch: int
-    ):
-        words = [python, str(HERE), "--serve", by, str(folder), kind, str(threads), str(workers)]
-        quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    def __init__(self, by: str, python: str, folder: Path, kind: str, layout: tuple[int, ...]):
+        words = [python, str(HERE), "--serve", by, str(folder), kind, *map(str, layout)]
+        quiet = {**os.environ, "OMP_NUM_THREADS": str(layout[0]), "HF_HUB_OFFLINE": "1"}
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            [*words, str(batch)], stdin=pipe, stdout=pipe, text=True, env=quiet
-        )
+        self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=quiet)
         self._read()
 
     def _read(self) -> Any:
@@ -209,10 +229,9 @@ def main() -> None:
     print(machine())
     cores = asked.threads
     data = Path(os.environ.get("REGARD_DATA", HERE.parents[2] / "shared" / "data"))
-    layouts = [(cores, 1, 8), (1, cores, 8)]  # threads, workers, batch
-    layouts = list(
-        dict.fromkeys(layouts if asked.quick else [*layouts, (cores, 1, 4), (cores, 1, 16)])
-    )
+    shapes = dict.fromkeys([(cores, 1), (1, cores)])  # threads, workers
+    sizes = [(8, 0), (4, 1), (8, 1), (16, 1)]  # batch, joined
+    layouts = [(*shape, *size) for shape in shapes for size in sizes]
     with tempfile.TemporaryDirectory() as home:
         given = recordings(data, Path(home), asked.minutes)
         count = sum(map(len, given["cuts"]))
@@ -221,13 +240,18 @@ def main() -> None:
             dtype: Peer(ours, str(asked.model), cores, dtype, threads=cores, by=asked.by)
             for dtype in ("float32", "bfloat16", "int8")
         }
-        theirs = {
-            (kind, layout): Faster(
-                asked.by, asked.python, converted(asked.model, kind), kind, *layout
-            )
-            for kind in ("int8", "float32")
-            for layout in layouts
-        }
+        theirs: dict[Any, Faster] = {}
+        for kind in ("int8", "float32"):
+            folder, tried = converted(asked.model, kind), {}
+            for layout in layouts:
+                one = Faster(asked.by, asked.python, folder, kind, layout)
+                one(given)  # to warm up
+                tried[layout] = min(one(given)[0] for _ in range(1 if asked.quick else 2))
+                one.end()
+            best = min(tried, key=lambda layout: tried[layout])
+            told = "; ".join(f"{layout}: {took:.2f}" for layout, took in tried.items())
+            print(f"faster-whisper {kind}, seconds by threads, workers, batch, joined: {told}")
+            theirs[kind, best] = Faster(asked.by, asked.python, folder, kind, best)
         acts: dict[Any, Any] = {**{dtype: one.act for dtype, one in mine.items()}, **theirs}
         taken: dict[Any, list[float]] = {name: [] for name in acts}
         texts: dict[Any, Any] = {}
@@ -241,8 +265,9 @@ def main() -> None:
     for name in acts:
         who = f"regard {name}"
         if name in theirs:
-            kind, (threads, workers, batch) = name
+            kind, (threads, workers, batch, joined) = name
             who = f"faster-whisper {kind}, {threads} threads, {workers} workers, batch {batch}"
+            who += ", recordings joined" if joined else ""
         same, windows, edits = words_apart(texts["float32"], texts[name])
         print(
             f"{who}: {middle[name]:.2f} s, {given['seconds'] / middle[name]:.1f} x real time; "
@@ -257,8 +282,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        by, folder, kind, *numbers = sys.argv[2:8]
-        threads, workers, batch = map(int, numbers)
-        serve(by, folder, kind, threads, workers, batch)
+        by, folder, kind, *numbers = sys.argv[2:9]
+        threads, workers, batch, joined = map(int, numbers)
+        serve(by, folder, kind, threads, workers, batch, joined)
     else:
         main()

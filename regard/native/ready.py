@@ -18,7 +18,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 READY = _HERE / "ready"
-_SOURCES = ("packed.c", "translate.c", "write.c", "read.c", "filters.c")
+_SOURCES = ("product.c", "packed.c", "translate.c", "write.c", "read.c", "filters.c")
 _FLAGS = ["-O3", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd", "-fPIC", "-shared"]
 _V3 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}

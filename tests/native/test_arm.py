@@ -61,7 +61,8 @@ def test_products_are_right_on_arm64(tmp_path: Path):
     assert ready.platform_tag([library]).endswith("_aarch64")
     source, made = tmp_path / "program.c", tmp_path / "program"
     source.write_text(PROGRAM)
-    words = ["-O2", "-static", "-Wno-psabi", f"-I{NATIVE}", str(source), str(NATIVE / "packed.c")]
+    words = ["-O2", "-static", "-Wno-psabi", f"-I{NATIVE}", str(source)]
+    words += [str(NATIVE / name) for name in ("product.c", "packed.c")]
     subprocess.run([COMPILER, *words, "-lm", "-lpthread", "-o", str(made)], check=True)
     done = subprocess.run([MACHINE, str(made)], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["1", "0"], done.stderr

@@ -1,5 +1,8 @@
 """Products of integers: the same bits from a folder in bytes, refused where they cannot be had."""
 
+import json
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -105,6 +108,23 @@ def test_a_language_model_in_bytes_answers_as_one_that_is_asked_for_int8(folders
     found = ours.run(texts, **words)
     assert found == theirs.run(texts, quantise="int8", **words)
     assert [a.score for a in found] != [a.score for a in theirs.run(texts, **words)]
+
+
+def test_a_language_model_may_be_in_bytes_if_its_steps_are(tmp_path):
+    starter = regard.load("shakespeare").folder
+    config = json.loads((starter / "config.json").read_text())
+    made = spoilt(starter, tmp_path / "alibi", model={**config["model"], "position": "alibi"})
+    tensors = load_file(starter / "model.safetensors")
+    learned = {name: x for name, x in tensors.items() if "position" not in name}
+    save_file(learned, made / "model.safetensors")
+    found = regard.doctor(str(made))
+    assert "decoded step by step in Python, steps natively: its embedding (ALiBi" in str(found)
+    regard.export(str(made), out=tmp_path / "bytes", quantise="int8")
+    assert "steps natively in int8: " in str(regard.doctor(str(tmp_path / "bytes")))
+    words: dict[str, Any] = {"temperature": 0.0, "max_length": 20, "scores": True}
+    ours = regard.load(tmp_path / "bytes").run("ROMEO:", **words)
+    assert ours == regard.load(made).run("ROMEO:", quantise="int8", **words)
+    assert ours != regard.load(made).run("ROMEO:", **words)
 
 
 def test_what_bytes_cost_stands_in_the_card(folders):
