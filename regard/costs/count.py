@@ -140,7 +140,8 @@ def tensors(values: Any) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def _storage(x: Tensor) -> int:
+def storage(x: Tensor) -> int:
+    """Return the memory that a tensor lies in, by a number."""
     return x.untyped_storage()._cdata
 
 
@@ -167,8 +168,8 @@ class _Counting(TorchDispatchMode):
         if packet in _WEIGHT_OF:
             self.counted.weights += _bytes(_WEIGHT_OF[packet](out))
         given, made = list(tensors(args)), list(tensors(out))
-        shown = {_storage(x) for x in given}
-        views = not func._schema.is_mutable and all(_storage(x) in shown for x in made)
+        shown = {storage(x) for x in given}
+        views = not func._schema.is_mutable and all(storage(x) in shown for x in made)
         if made and not views and packet not in _NO_TRAFFIC:
             self.counted.calls.append((products, sum(map(_bytes, given + made))))
         return out
@@ -197,7 +198,7 @@ def _places(model: nn.Module | None, where: list[str]) -> Iterator[None]:
 
 
 def count(
-    run: Callable[[], Tensor], *, backward: bool = False, model: nn.Module | None = None
+    run: Callable[[], Any], *, backward: bool = False, model: nn.Module | None = None
 ) -> Counted:
     """Count what a function takes, and with `backward` also what a step of training does with it.
 
@@ -205,12 +206,12 @@ def count(
     the model and each memory once. Products are told apart by the modules of the `model`.
     """
     counted, where = Counted(), []
-    own = {_storage(p) for p in model.parameters()} if model is not None else set()
+    own = {storage(p) for p in model.parameters()} if model is not None else set()
     kept: dict[int, Tensor] = {}  # holds on to them, so that no memory has two names
 
     def pack(x: Tensor) -> Tensor:
-        if _storage(x) not in own:
-            kept.setdefault(_storage(x), x.detach())
+        if storage(x) not in own:
+            kept.setdefault(storage(x), x.detach())
         return x
 
     with ExitStack() as stack:
