@@ -2,6 +2,17 @@
 
 from regard.insight.autoencoder import SparseAutoencoder
 from regard.insight.causes import Attending, Cuts, attending, measure, per_copy
+from regard.insight.fields import (
+    Liking,
+    SeenImages,
+    chosen_layers,
+    encoder_of,
+    favourites,
+    fields,
+    held_in,
+    pull,
+    seen_images,
+)
 from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
 from regard.insight.lens import residual_stream
 
@@ -9,11 +20,20 @@ __all__ = [
     "Attending",
     "Cuts",
     "HeadsSettings",
+    "Liking",
     "MeasuredData",
+    "SeenImages",
     "SparseAutoencoder",
     "attending",
+    "chosen_layers",
+    "encoder_of",
+    "favourites",
+    "fields",
+    "held_in",
     "inputs_of",
     "measure",
     "per_copy",
+    "pull",
     "residual_stream",
+    "seen_images",
 ]
