@@ -9,10 +9,10 @@ A column `task` has the prefix of each row: translation (Multi30k), the sentimen
 (SST-2), the type of a question (TREC), the title of an article from the first words of its first
 paragraph (WikiText-2), and questions about the table of a made-up world, whose answer stands in the
 text after the question. out/ has all jobs, each so many times that all of them have about as many
-tokens; a folder in it has one job alone. Each model of one job is trained like the one of all, for a fifth of its
-steps, so that all five take about as long as the one. SST-2 has no labelled test part: its dev part
-is the test here, and some training sentences are held out for validation, with all phrases that are
-part of them; so are some of TREC's questions.
+tokens; a folder in it has one job alone. Each model of one job is trained like the one of all, for
+a fifth of its steps, so that all five take about as long as the one. SST-2 has no labelled test
+part: its dev part is the test here, and some training sentences are held out for validation, with
+all phrases that are part of them; so are some of TREC's questions.
 """
 
 import lzma

@@ -34,27 +34,15 @@ class ReceptiveFieldSettings(SeenImages, Drawn):
     seed: int = setting(1, "random seed", min=0, max=2**63 - 1)
 
 
-class Convolution(nn.Module):
-    """A convolution of a grid (b, y, x, w)."""
+class ChannelsLast(nn.Module):
+    """A layer of images (b, w, y, x) as one of a grid (b, y, x, w)."""
 
-    def __init__(self, window: int):
+    def __init__(self, inner: nn.Module):
         super().__init__()
-        self.inner = nn.Conv2d(_WIDTH, _WIDTH, window, padding=window // 2)
+        self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve with one kernel for all places."""
-        return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-class LocalAttention(nn.Module):
-    """Attention over a neighbourhood of each place of a grid (b, y, x, w)."""
-
-    def __init__(self, window: int):
-        super().__init__()
-        self.inner = LocalRelation(_WIDTH, window=window)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend to the neighbours of each place."""
+        """Convolve, or attend to the neighbours of each place."""
         return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
@@ -72,8 +60,12 @@ class Full(nn.Module):
 
 # name -> how to make layer n
 _LAYERS: dict[str, Callable[[ReceptiveFieldSettings, int], nn.Module]] = {
-    "convolution": lambda settings, n: Convolution(settings.window),
-    "local attention": lambda settings, n: LocalAttention(settings.window),
+    "convolution": lambda settings, n: ChannelsLast(
+        nn.Conv2d(_WIDTH, _WIDTH, settings.window, padding=settings.window // 2)
+    ),
+    "local attention": lambda settings, n: ChannelsLast(
+        LocalRelation(_WIDTH, window=settings.window)
+    ),
     "windows, shifted": lambda settings, n: WindowAttention(
         MultiHead(_WIDTH, _HEADS), settings.windows, n % 2 * (settings.windows // 2)
     ),
