@@ -99,14 +99,18 @@ def _likings(task: Any, settings: FilterPictureSettings) -> Drawing:
             tiles += [
                 Tile(f"{layer}, {liking.channel}", _mosaic(shown, liking, side)) for liking in found
             ]
-            numbers[f"{layer}, best patch, at most {side} x {side}"] = {
-                f"channel {liking.channel}": liking.patches[0].value for liking in found
+            numbers |= {
+                f"{layer}, {liking.channel}": {
+                    "best patch": liking.patches[0].value,
+                    "largest side": float(max(p.box.side for p in liking.patches)),
+                }
+                for liking in found
             }
     title = f"{settings.model}: what channels want to see"
     held = "all" if settings.held == 1 else f"{settings.held:.0%}"
     note = (
-        f"A mosaic for each channel: the patches of {len(raws):,} images that move it most, one of "
-        f"each image, with {held} of what moves it; grey is beyond the image."
+        f"A mosaic for each channel: of {len(raws):,} images those that move it most, cut to the "
+        f"square with {held} of what moves it; grey fills up smaller ones."
     )
     picture = Picture(title, tiles=tiles, tiles_per_row=settings.channels, note=note)
     return Drawing(title, numbers, (note,), draw_overlays(picture))

@@ -1,5 +1,7 @@
 """Fields and favourite patches: what is planted is found, and nothing moves a place from afar."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,8 +18,8 @@ def plant(model: torch.nn.Module, channel: int, side: int) -> torch.Tensor:
     """Make a channel of the first layer look for a pattern, and return the pattern."""
     pattern = torch.randn(3, side, side, generator=torch.Generator().manual_seed(2))
     pattern -= pattern.mean()
-    stem = model.stem
-    weight = stem.project.weight if side == 4 else stem.first.convolution.weight
+    stem: Any = model.stem
+    weight: Any = stem.project.weight if side == 4 else stem.first.convolution.weight
     with torch.no_grad():
         weight[channel] = pattern.view_as(weight[channel])
     return pattern
