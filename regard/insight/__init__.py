@@ -2,7 +2,9 @@
 
 from regard.insight.autoencoder import SparseAutoencoder
 from regard.insight.causes import Attending, Cuts, attending, measure, per_copy
-from regard.insight.fields import (
+from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
+from regard.insight.lens import residual_stream
+from regard.insight.receptive import (
     Liking,
     SeenImages,
     chosen_layers,
@@ -13,8 +15,6 @@ from regard.insight.fields import (
     pull,
     seen_images,
 )
-from regard.insight.heads import HeadsSettings, MeasuredData, inputs_of
-from regard.insight.lens import residual_stream
 
 __all__ = [
     "Attending",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import UsageError
-from regard.insight.fields import chosen_layers, favourites, fields, grid_layers, held_in
+from regard.insight.receptive import chosen_layers, favourites, fields, grid_layers, held_in
 from tests.viewer.test_look_image import KINDS, make
 
 
