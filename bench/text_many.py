@@ -8,11 +8,11 @@
 A column `task` has the prefix of each row: translation (Multi30k), the sentiment of a phrase
 (SST-2), the type of a question (TREC), the title of an article from the first words of its first
 paragraph (WikiText-2), and questions about the table of a made-up world, whose answer stands in the
-text after the question. out/ has all jobs, each so many times that all of them have about as many
-tokens; a folder in it has one job alone. Each model of one job is trained like the one of all, for
-a fifth of its steps, so that all five take about as long as the one. SST-2 has no labelled test
-part: its dev part is the test here, and some training sentences are held out for validation, with
-all phrases that are part of them; so are some of TREC's questions.
+text after the question. out/ has all jobs, of which small ones are there several times; a folder
+in it has one job alone. Each model of one job is trained like the one of all, for a fifth of its
+steps, so that all five take about as long as the one. SST-2 has no labelled test part: its dev part
+is the test here, and some training sentences are held out for validation, with all phrases that are
+part of them; so are some of TREC's questions.
 """
 
 import lzma
@@ -177,10 +177,10 @@ def answers() -> dict[str, Rows]:
 
 
 JOBS = {
-    "translate": Job("translate English to German", translations, 2, "bleu", "BLEU"),
+    "translate": Job("translate English to German", translations, 1, "bleu", "BLEU"),
     "sentiment": Job("sentiment", sentiments, 1, "answers", "exact match"),
-    "question": Job("question type", question_types, 12, "answers", "exact match"),
-    "title": Job("title", titles, 20, "rouge", "ROUGE-L"),
+    "question": Job("question type", question_types, 3, "answers", "exact match"),
+    "title": Job("title", titles, 6, "rouge", "ROUGE-L"),
     "answer": Job("answer", answers, 1, "answers", "exact match"),
 }
 
