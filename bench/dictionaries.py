@@ -3,7 +3,7 @@
     python bench/dictionaries.py --peer PYTHON [--quick]
 
 PYTHON is that of an environment with sae-lens 6.54 and the same torch. 1,024 features are planted
-in 64 dimensions (regard/gallery/planted.py, a small copy of SynthSAEBench); both learn 256 features
+in 64 dimensions (planted_features.py, a small copy of SynthSAEBench); both learn 256 features
 by each method, and are judged by the same function. A ratio of F1 or MCC is ours over theirs, one
 of time theirs over ours: over 1 is better. Learning rates were chosen for each side on another seed
 (--seed 2), and the coefficient of their L1, so that as many features fire as with the others (ours
@@ -26,8 +26,8 @@ sys.path.insert(0, str(HOME))
 
 import torch  # noqa: E402
 from apart import machine  # noqa: E402
+from planted_features import Planted, PlantedConfig, judge_features  # noqa: E402
 
-from regard.gallery.planted import Planted, PlantedConfig, judge_features  # noqa: E402
 from regard.insight.autoencoder import (  # noqa: E402
     AutoencoderConfig,
     SparseAutoencoder,

@@ -1,6 +1,7 @@
 """How fast images are read: Regard's ViT and Swin against transformers', ViT against ResNet.
 
     python bench/vision.py [--rounds 9] [--before FOLDER] [--quick]
+    python bench/vision.py --families docs/vision-speed.png
 
 ViT-Ti/16 and Swin-T at 224 pixels, float32, all cores, random weights; forward without gradient, of
 a model as `regard.load` gives it, and a training step (forward, backward, AdamW). Regard and
@@ -11,12 +12,19 @@ With `--before`, the Regard of another folder takes its turn as well (`ratio NAM
 Regard's: the lectures say more. Exponents are slopes of the logarithm over that of the number of
 pixels: of time for attention in windows (Swin's layer) and over a neighbourhood (LR-Net's), of
 memory for full attention.
+
+`--families` measures no more than how fast the tiny families read images of 28x28 (one thread,
+batches of 64, weights that do not change, the median of the rounds), and draws that against the
+accuracy that each reached in eight minutes, which it reads from docs/results.md.
 """
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +48,19 @@ from regard.models.folder import assign_weights  # noqa: E402
 from regard.models.local import LocalRelation  # noqa: E402
 from regard.native import fast  # noqa: E402
 from regard.native.allocator import reuse_memory  # noqa: E402
+from regard.viewer import Plot, draw_plots  # noqa: E402
+from regard.viewer.plot import label_points  # noqa: E402
 
 SIZE, LABELS = 224, 1000
+# name in docs/results.md -> family and preset
+FAMILIES = {
+    "ResNet": ("resnet", "resnet"),
+    "MViTv2": ("mvit", "mvitv2"),
+    "ResNet with attention between its blocks": ("resnet", "resnet_attention"),
+    "ViT": ("vit", "vit"),
+    "Swin": ("swin", "swin"),
+    "LR-Net": ("local", "lrnet"),
+}
 
 
 def ours(kind: str, row: str) -> nn.Module:
@@ -207,6 +226,56 @@ def exponents(rounds: int) -> dict[str, float]:
     }
 
 
+def known_accuracies() -> dict[str, tuple[int, float, float, float]]:
+    """Parameters of each tiny family, and its accuracy on Fashion-MNIST with its interval."""
+    text = (HERE.parent / "docs" / "results.md").read_text("utf-8")
+    found: dict[str, tuple[int, float, float, float]] = {}
+    for name in FAMILIES:
+        row = re.search(
+            rf"^\| {name} \| ([\d,]+) \|.*\| \**([\d.]+)\** \(([\d.]+) to ([\d.]+)\) \|$",
+            text,
+            re.MULTILINE,
+        )
+        assert row is not None, name
+        score, low, high = map(float, row.groups()[1:])
+        found[name] = int(row[1].replace(",", "")), score, low, high
+    return found
+
+
+def families(rounds: int, out: Path) -> None:
+    """Print how fast each family reads, in turn, and draw its accuracy against that."""
+    images, known, acts = torch.randn(64, 1, 28, 28), known_accuracies(), {}
+    with ExitStack() as stack:
+        for name, (kind, row) in FAMILIES.items():
+            torch.manual_seed(1)
+            config = replace(preset(kind, "tiny", row), labels=10, channels=1, image=28)
+            model = loaded(family(kind)[1](config))
+            count = sum(weight.numel() for weight in model.parameters())
+            assert count == known[name][0], f"{name} has {count} parameters, not the table's"
+            stack.enter_context(fast(model, frozen=True))
+            acts[name] = takes(reading(model, images))
+        taken = in_turn(acts, rounds)
+    speeds = {name: len(images) / took for name, took in taken.items()}
+    for name, speed in speeds.items():
+        print(f"{name}: {speed:.0f} images/s, {known[name][1]:.2f}% in eight minutes of training")
+        print(f"ratio {FAMILIES[name][1]}_vs_resnet {speed / speeds['ResNet']:.3f}")
+
+    def paint(axes: Any) -> None:
+        points = []
+        for number, (name, speed) in enumerate(speeds.items()):
+            _, score, low, high = known[name]
+            bars = [[score - low], [high - score]]
+            axes.errorbar(speed, score, bars, fmt="o", markersize=4, color=f"C{number}")
+            points.append((speed, score, name.split(" between")[0], "black"))
+        axes.margins(0.25, 0.15)
+        label_points(axes, points, 7)
+
+    title = "Accuracy after eight minutes against speed, six families of 0.3M parameters"
+    notes = ["Fashion-MNIST, test part; bars are 95% intervals over its images, one run each."]
+    plot = Plot(paint, "", "images a second, one thread", "accuracy, %")
+    out.write_bytes(draw_plots(title, [[plot]], notes=notes, size=(6.2, 3.2)).png())
+
+
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -214,8 +283,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--before", metavar="FOLDER", help="another version, to compare with")
     parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--families", type=Path, help="a picture of speed against accuracy")
     given = parser.parse_args()
     print(machine(), flush=True)
+    if given.families:
+        torch.set_num_threads(1)
+        reuse_memory()
+        families(given.rounds, given.families)
+        return
     rounds, batch = (3, 4) if given.quick else (given.rounds, 8)
     torch.set_num_threads(given.threads)
     ratios = against_transformers(rounds, batch, given.threads, given.before)

@@ -52,6 +52,7 @@ SPEEDLESS = {  # claim no speed
     "plain_wikitext.py",
     "llama_cpp_peer.py",
     "planted.py",
+    "planted_features.py",
     "pointing.py",
     "scenes.py",
     "segments.py",

@@ -166,10 +166,12 @@ def train_one(job: dict[str, Any]) -> dict[str, Any]:
     """Train or resume a variant with a seed, and return its result.
 
     It is `finished`, or not if it was interrupted; `failed` says why it cannot be, and `refused`
-    why it could not even start.
+    why it could not even start. Of what was trained before, only the speed is measured.
     """
     use(job["use"])  # a worker is a process of its own
     folder = Path(job["folder"])
+    if job["trained"]:
+        return {**job["trained"], "speed": reading_speed(folder)}
     kind = task_class(job["task"])
     try:
         rung = [Rung(job["until"])] if job["until"] < 1 else []
@@ -344,17 +346,24 @@ def make_job(
         "use": own_files(),
         "lengths": list(compare.lengths or _TEST_LENGTHS) if goes_on else None,
         "speed": compare.speed,
+        "trained": None,  # its result, if nothing but its speed is wanted
         "until": 1.0,
     }
 
 
-def known_run(job: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the record of a run: its result of before, if that still holds."""
+def known_run(job: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the record of a run: its result of before, if that still holds.
+
+    A result that lacks no more than the speed is kept for the job.
+    """
     run = {key: job[key] for key in ("name", "variant", "seed", "folder")}
     begun = (Path(job["folder"]) / "recipe.json").exists()
     known = before and before.get("asked_lengths") == job["lengths"]
-    if before and known and begun and (before.get("speed") or not job["speed"]):
-        return {**{k: v for k, v in before.items() if k != "failed"}, **run}
+    result = {**{k: v for k, v in before.items() if k != "failed"}, **run} if before else run
+    if known and begun and (result.get("speed") or not job["speed"]):
+        return result
+    if known and begun and result["finished"]:
+        job["trained"] = result
     return {**run, "finished": False}
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from regard.viewer.notebook import Look, draw, save
     from regard.viewer.overlays import draw_overlays
     from regard.viewer.panels import BLUES, LINE, SOFT, Panel, Sheet, draw_gallery
-    from regard.viewer.picture import Picture, Step, ValueTable, View, choose_views
+    from regard.viewer.picture import Picture, Step, Tile, ValueTable, View, choose_views
     from regard.viewer.plot import DOT, SEED, plain
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Plot",
     "Sheet",
     "Step",
+    "Tile",
     "ValueTable",
     "View",
     "choose_views",

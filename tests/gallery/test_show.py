@@ -22,7 +22,8 @@ from regard.gallery.claims import softmax_gradient
 from regard.gallery.counter import count, periods_of_bits, periods_of_sinusoids
 from regard.gallery.diffusion import ParticleSettings, solve_heat, walk
 from regard.gallery.drawn import Drawn
-from regard.gallery.receptive_fields import ReceptiveFieldSettings, fields, reach
+from regard.gallery.receptive_fields import ReceptiveFieldSettings, fields
+from regard.insight import held_in
 from regard.verbs import VERBS, spelled_anew
 
 # what makes a picture fast
@@ -74,6 +75,20 @@ def test_every_piece_has_its_tile_in_the_order_of_the_lectures():
     assert [key for key, _ in groupby(order) if key != "A"] == ["F", "R", "P", "T", "V", "I"]
 
 
+def test_fields_and_favourite_patches_of_a_model_of_ones_own_are_drawn(zoo, tmp_path):
+    own = {"model": str(zoo.model("images")), "data": str(zoo.data("images"))}
+    seen = regard.show("receptive_fields", **own, images=4, out=tmp_path / "fields.png").numbers
+    assert seen["trained, side"]["stem"] == 4 < seen["trained, side"]["blocks.1"] == 16
+    assert seen["trained, side of half"]["stem"] <= 4
+    asked = {**own, "layers": "stem", "channels": 2, "patches": 4, "images": 30}
+    drawn = regard.show("filters", **asked, out=tmp_path / "liked.png")
+    assert len(drawn.numbers) == 2 and all(name.startswith("stem, ") for name in drawn.numbers)
+    assert all(row["largest side"] == 4 for row in drawn.numbers.values())
+    for name in ("fields.png", "liked.png"):
+        grey = np.asarray(Image.open(tmp_path / name).convert("L"))
+        assert min(grey.shape) > 150 and len(np.unique(grey)) > 20
+
+
 def test_one_head_gives_the_average_of_two_look_ups_and_two_heads_give_both():
     numbers = regard.show("heads", heads=[1, 2], steps=250).numbers
     average = numbers["the average of both"]["error"]
@@ -99,6 +114,9 @@ def test_command_draws_and_refuses(tmp_path, capsys):
         (["temperature", "temperatures=0,1"], "above 0"),
         (["embedding", "text="], "words"),
         (["filters", "model=shakespeare"], "does not read images"),
+        (["receptive_fields", "model=shakespeare"], "does not read images"),
+        (["receptive_fields", "model=fashion", "layers=stage"], "Did you mean 'stem'"),
+        (["filters", "data=nowhere"], "nowhere"),
         (["perona_malik", "steps=0"], "1 to 5000"),
     ):
         assert main(["show", *words]) == 2
@@ -133,13 +151,13 @@ def test_nothing_but_strings_of_the_table_of_verbs_names_the_gallery():
 
 def test_field_of_k_convolutions_is_2k_plus_1_and_of_full_attention_all():
     found = fields(ReceptiveFieldSettings(side=15, depth=4, windows=5))
-    reached = {name: [reach(one) for one in layers] for name, layers in found.items()}
+    reached = {name: [held_in(one).side for one in layers] for name, layers in found.items()}
     assert reached["convolution"] == [3, 5, 7, 9]
     assert reached["local attention"] == [3, 5, 7, 9]
     assert reached["windows, shifted"] == [5, 10, 15, 15]  # by hand: a window, two, all three
     assert reached["full attention"] == [15, 15, 15, 15]
     wider = fields(ReceptiveFieldSettings(side=15, depth=2, window=5, windows=5))
-    assert [reach(one) for one in wider["convolution"]] == [5, 9]
+    assert [held_in(one).side for one in wider["convolution"]] == [5, 9]
     # a convolution's field is a square without holes
     assert int((found["convolution"][3] != 0).sum()) == 81
 

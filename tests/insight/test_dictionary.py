@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import regard
+from bench.planted_features import Planted, PlantedConfig, judge_features, matched_mean
 from regard.cli import main
 from regard.errors import UsageError
-from regard.gallery.planted import Planted, PlantedConfig, judge_features, matched_mean
 from regard.insight import dictionary as module
 from regard.insight import feature_page
 from regard.insight.autoencoder import (

@@ -373,6 +373,19 @@ def test_speed_is_measured_of_what_was_trained(home, tmp_path):
     assert "accuracy" not in found.main and (tmp_path / "trends.png").exists()
 
 
+def test_speed_can_be_measured_later_without_training_anew(home, tmp_path, monkeypatch):
+    given = {"data": home / "text.txt", "out": tmp_path, **SMALL, "lr": "0.001,0.01"}
+    given |= {"seeds": 1, "lengths": 1, "quiet": True}
+    before = regard.compare("language", **given)
+    steps = Steps(monkeypatch)
+    monkeypatch.setattr("regard.lab.variants.train", None)  # nor are its data read
+    after = regard.compare("language", speed=True, **given)
+    assert steps.count == 0 and after.to_dict()["finished"]
+    for one, other in zip(before.runs, after.runs, strict=True):
+        assert one["speed"] is None and other["speed"] > 0
+        assert {**other, "speed": None} == one
+
+
 # Going on
 
 

@@ -20,6 +20,7 @@ from regard.data.denoising import (
 from regard.data.pairs import load_pairs
 from regard.data.tokenize import train_tokenizer
 from regard.errors import UsageError
+from regard.insight.causes import causes
 from regard.layers.block import BlockConfig
 from regard.metrics.text import TEXT_METRICS, answer, longest_common, normalise, rouge
 from regard.models import preset
@@ -322,6 +323,21 @@ def test_the_prefix_says_what_to_do(trained: Path):
     assert [str(a) for a in model.run(["", "  "])] == ["", "  "]
     picture = model.picture("dog", prefix="copy")
     assert picture.output == "dog" and "cop" in "".join(picture.views[0].column_tokens)
+
+
+def test_the_cause_of_an_answer_is_the_prefix_or_what_it_says_to_read(trained: Path):
+    model, lost = regard.load(trained), {}
+    for word in WORDS:
+        for prefix in ("deny", "copy"):
+            found = causes(model, word, prefix=prefix, cut="tokens")
+            at = ["".join(found.tokens[: n + 1]) for n in range(len(found.tokens))]
+            before = next(n for n, text in enumerate(at) if ":" in text)
+            lost[prefix, word] = found.effects[:before].max(), found.effects[before + 1 :].max()
+    # "no" is written for any word, but for no other prefix
+    assert all(lost["deny", word][0] > 3 for word in WORDS)
+    assert all(abs(lost["deny", word][1]) < 0.5 for word in WORDS)
+    copied = sum(lost["copy", word][1] for word in WORDS)
+    assert copied > 5 * sum(lost["deny", word][1] for word in WORDS) and copied > len(WORDS)
 
 
 def test_a_test_set_is_judged_with_the_tasks_of_its_rows(trained: Path, folder: Path):
