@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import regard
 from regard.cli import main
 from regard.cluster import Runner, Shard
-from regard.errors import UsageError
+from regard.errors import UsageError, as_json
 from tests.zoo import WORDS, Zoo
 
 # Shards
@@ -288,18 +289,44 @@ def test_a_batch_of_rows_has_its_answers_beside_it(zoo: Zoo):
     assert runner({"text": []}) == {}
 
 
-def test_ray_gives_the_answers_of_one_process(zoo: Zoo):
+def actors(function: str) -> list[int]:
+    """Process ids of Ray's actors that map batches by a class."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            told = path.read_bytes()
+            if told.startswith(b"ray::") and f"MapBatches({function})".encode() in told:
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_ray_with_a_worker_killed_gives_the_bytes_of_one_process(tmp_path):
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install regard[ray]")
+    source, rng = tmp_path / "in", np.random.default_rng(0)
+    source.mkdir()
+    for n in range(200):
+        rows = [{"id": 2 * n + k, "text": " ".join(rng.choice(WORDS, 3))} for k in range(2)]
+        (source / f"{n:03}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run("en-zh", source, tmp_path / "one") == 0
     ray.init(num_cpus=2, include_dashboard=False)
     try:
-        rows = [
-            {"id": n, "text": f"a {colour} dog"} for n, colour in enumerate(["red", "blue"] * 20)
-        ]
-        made = ray.data.from_items(rows).map_batches(
-            Runner, fn_constructor_args=(str(zoo.model("classify")),), batch_size=8, concurrency=1
-        )
-        found = {row["id"]: row["prediction"] for row in made.take_all()}
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        read = ray.data.read_json(str(source), include_paths=True)
+        one = ray.data.ActorPoolStrategy(size=1)
+        made = read.map_batches(Runner, fn_constructor_args=("en-zh",), batch_size=8, compute=one)
+        answered, killed = [], []
+        for row in made.iter_rows():
+            answered.append(row)
+            if len(answered) == 100:
+                killed = actors("RowRunner")
+                os.kill(killed[0], signal.SIGKILL)
+        assert killed and len(answered) == 400
     finally:
         ray.shutdown()
-    answers = regard.load(zoo.model("classify")).run([row["text"] for row in rows])
-    assert found == {n: answer.label for n, answer in enumerate(answers)}
+    files: dict[str, list[str]] = {}
+    for row in sorted(answered, key=lambda row: row["id"]):
+        assert row.pop("error") is None
+        files.setdefault(Path(row.pop("path")).name, []).append(as_json(row) + "\n")
+    assert {name: "".join(rows).encode() for name, rows in files.items()} == contents(
+        tmp_path / "one"
+    )

@@ -15,10 +15,11 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -105,34 +106,47 @@ def _meet(timeout: float) -> PrefixStore:
             store.wait([f"place-{peer}", f"alive-{peer}"], wait)
         except RuntimeError:
             _end(f"rank {peer} has not come within {_ARRIVAL} s")
-        pid = int(store.get(f"place-{peer}").split()[0])
+        pid, host = store.get(f"place-{peer}").decode().split()
+        _PLACES[peer] = f"rank {peer} on {host}"
         if _is_local() and peer != rank():
             with suppress(OSError, AttributeError):  # an old kernel
-                _PEERS[os.pidfd_open(pid)] = peer
+                _PEERS[os.pidfd_open(int(pid))] = peer
     store.set_timeout(timedelta(seconds=timeout))
     return store
 
 
 def _watch(store: PrefixStore, timeout: float, left: threading.Event) -> None:
-    """Tell the others that this process lives, and end it if one of them does so no more."""
-    keys = [f"alive-{peer}" for peer in range(world_size())]
-    begun = time.monotonic()
-    seen, since, pulse = [b""] * len(keys), [begun] * len(keys), 0
-    while not left.wait(min(5.0, timeout / 6)):
-        pulse += 1
-        try:
-            store.set(keys[rank()], str(pulse))
-            now, answered = store.multi_get(keys), time.monotonic()
-        except RuntimeError as error:
-            if time.monotonic() - max(since) >= timeout:
-                _end(f"the store of this training, {_address()}, is silent ({error!s:.100})")
-            continue
+    """End this process if another, or the store, has told nothing for some time."""
+    count, pause = world_size(), min(5.0, timeout / 6)
+    news: deque[tuple[list[bytes], float]] = deque([([b""] * count, time.monotonic())], 1)
+    threading.Thread(target=_tell, args=(store, pause, left, news), daemon=True).start()
+    seen, since, turn = [b""] * count, [time.monotonic()] * count, time.monotonic()
+    woken = turn
+    while not left.wait(pause):
+        if time.monotonic() - turn > pause + timeout / 2:  # it was itself stopped, as all may be
+            woken = time.monotonic()
+            since = [woken] * count
+        turn, (now, answered) = time.monotonic(), news[0]
+        if turn - max(answered, woken) > timeout:
+            _end(f"the store of this training, {_address()}, has been silent for {timeout:g} s")
         for peer, value in enumerate(now):
             if value != seen[peer]:
                 seen[peer], since[peer] = value, answered
             elif answered - since[peer] > timeout:
-                host = store.get(f"place-{peer}").decode().split()[1]
-                _end(f"rank {peer} on {host} has been silent for {timeout:g} s")
+                _end(f"{_PLACES[peer]} has been silent for {timeout:g} s")
+
+
+def _tell(store: PrefixStore, pause: float, left: threading.Event, news: deque[Any]) -> None:
+    """Tell the others that this process lives, and hear what they tell.
+
+    A call waits for an answer for ever if the host of the store is cut off.
+    """
+    keys, pulse = [f"alive-{peer}" for peer in range(world_size())], 0
+    while not left.wait(pause):
+        pulse += 1
+        with suppress(RuntimeError):
+            store.set(keys[rank()], str(pulse))
+            news.append((store.multi_get(keys), time.monotonic()))
 
 
 def _address() -> str:
@@ -233,6 +247,7 @@ def shared_memory(length: int) -> mmap.mmap | None:
     return memory if together.item() else None
 
 
+_PLACES: dict[int, str] = {}  # what ranks are called
 _PEERS: dict[int, int] = {}  # ranks by a handle that is readable when the process has ended
 _SHARED: dict[tuple[int, torch.dtype], SharedSum | None] = {}
 
@@ -270,11 +285,19 @@ def all_reduce_grads(
     torch.cat([tensor.detach().flatten() for tensor in tensors], out=flat)
     if shared is None:
         dist.all_reduce(flat)
-        norm = clip([flat], flat.norm(), max_norm)
+        norm = clip([flat], _norm(flat), max_norm)
     else:
         flat, norm = shared.reduce(max_norm)
     parts = zip(flat.split(sizes), tensors, strict=True)
     return [part.view(tensor.shape) for part, tensor in parts], norm
+
+
+def _norm(flat: Tensor) -> Tensor:
+    """Norm of the gradients of all processes: on a CPU rounded as a `SharedSum` rounds it."""
+    if flat.device.type != "cpu":
+        return flat.norm()
+    shares = flat.split(-(-len(flat) // world_size()))
+    return torch.tensor([float(share.norm()) for share in shares], dtype=torch.float64).norm()
 
 
 def clip(tensors: list[Tensor], norm: float | Tensor, max_norm: float) -> float | Tensor:
