@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
 from regard.data.features import split_words
 from regard.errors import UsageError
@@ -17,7 +19,7 @@ from regard.files import write_atomically
 from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
 from regard.metrics.linear import fit_ngrams, fit_vectors, ngram_logits, vector_logits
-from regard.metrics.mixture import Mixture
+from regard.metrics.mixture import MIXTURE_FILE, UNHEARD, Mixture, load_mixture
 
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
@@ -39,7 +41,7 @@ class Baseline(NamedTuple):
     Targets and predictions are the number of a label (n,), or tables (n, labels) if multi-label.
     """
 
-    fit: Callable[[Any, np.ndarray, int], Arrays]
+    fit: Callable[..., Arrays]  # inputs, targets, labels and, if linear, what was chosen before
     predict: Callable[[Any, Arrays, int], np.ndarray]
     names: tuple[str, ...]  # of its arrays, sorted
     is_valid: Callable[[Arrays, int], bool]  # whether arrays are of so many labels
@@ -245,17 +247,22 @@ _FORMER = ("naive Bayes", *(f"the nearest mean {it}" for it in ("image", "series
 class Baselines:
     """The majority class (or set of labels), and a fitted simple classifier.
 
-    Where a model is made of an encoder and this classifier, `mixture` has the weights of both.
+    Where a model is made of an encoder and this classifier, `mixture` has the weights of both, and
+    `refitted` the arrays of the same classifier fitted to the validation part, too.
     """
 
     commonest: np.ndarray  # the labels of the most frequent answer, (labels,)
     kind: str = ""
     tables: Arrays | None = None
     mixture: Mixture | None = None
+    refitted: Arrays | None = None
 
     @classmethod
-    def fit(cls, kind: str, inputs: Any, targets: np.ndarray) -> "Baselines":
-        """Fit to inputs and target labels (n, labels), any number of them a row."""
+    def fit(cls, kind: str, inputs: Any, targets: np.ndarray, *chosen: str) -> "Baselines":
+        """Fit to inputs and target labels (n, labels), any number of them a row.
+
+        A linear model is the one that was `chosen` on other rows, if one was.
+        """
         some = np.unique(np.linspace(0, len(targets) - 1, _MAX_FITTED_ROWS).astype(np.int64))
         rows, counts = np.unique(targets[some], axis=0, return_counts=True)
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
@@ -265,14 +272,20 @@ class Baselines:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]
-        return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels))
+        return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels, *chosen))
 
-    def scores(self, inputs: Any, targets: np.ndarray) -> dict[str, dict[str, float]]:
-        """Accuracy and macro F1 of each on a test set, in percent."""
-        labels = len(self.commonest)
+    def tables_for(self, valid: bool = False) -> Arrays | None:
+        """Arrays by which a part is judged: the validation part, by those that did not learn it."""
+        return self.tables if valid or self.refitted is None else self.refitted
+
+    def scores(
+        self, inputs: Any, targets: np.ndarray, valid: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Accuracy and macro F1 of each on a test set, in percent, or on the validation part."""
+        labels, tables = len(self.commonest), self.tables_for(valid)
         predictions = {COMMONEST: np.broadcast_to(self.commonest, targets.shape)}
-        if self.tables is not None:
-            predicted = BASELINES[self.kind].predict(inputs, self.tables, labels)
+        if tables is not None:
+            predicted = BASELINES[self.kind].predict(inputs, tables, labels)
             predictions[self.kind] = predicted if predicted.ndim > 1 else one_hot(predicted, labels)
         return {
             name: {
@@ -282,12 +295,24 @@ class Baselines:
             for name, table in predictions.items()
         }
 
-    def logits(self, inputs: Any) -> np.ndarray:
+    def logits(self, inputs: Any, valid: bool = False) -> np.ndarray:
         """Logits (n, labels) of a linear model."""
-        logits = BASELINES[self.kind].logits if self.kind else None
-        if logits is None or self.tables is None:
+        logits, tables = BASELINES[self.kind].logits if self.kind else None, self.tables_for(valid)
+        if logits is None or tables is None:
             raise UsageError("this model has no linear part, but a file that says how to add it")
-        return logits(inputs, self.tables)
+        return logits(inputs, tables)
+
+    def added(self, encoder: Tensor, inputs: Callable[[], Any], valid: bool = False) -> Tensor:
+        """Logits (n, labels) of a model by those of its encoder: with a linear part, of both."""
+        if self.mixture is None:
+            return encoder
+        linear = torch.from_numpy(self.logits(inputs(), valid))
+        return self.mixture.logits(encoder, linear.to(encoder.device))
+
+    @property
+    def caveat(self) -> str:
+        """Why attention has no part in an answer, where a linear model alone gives it."""
+        return UNHEARD if self.mixture and not self.mixture.encoder else ""
 
     @property
     def chosen(self) -> str:
@@ -304,7 +329,7 @@ class Baselines:
     def load(cls, folder: Path, labels: int) -> "Baselines | None":
         """Read those of a folder, if there are any, or say what is wrong with the file."""
         path = folder / BASELINE_FILE
-        mixture = Mixture.load(folder)
+        mixture, refitted = load_mixture(folder)
         if not path.is_file():
             if mixture is not None:
                 raise UsageError(f"{path}: missing, and it is a part of the model; restore it")
@@ -329,4 +354,15 @@ class Baselines:
             raise UsageError(f"{path}: not the baselines of {labels} labels; remove it")
         if mixture is not None and (baseline is None or baseline.logits is None):
             raise UsageError(f"{path}: no linear model, which is a part of the model; restore it")
-        return cls(commonest.astype(bool), kind, tables if kind else None, mixture)
+        names = tuple(sorted(refitted))
+        if (
+            baseline
+            and refitted
+            and (names != baseline.names or not baseline.is_valid(refitted, labels))
+        ):
+            raise UsageError(
+                f"{folder / MIXTURE_FILE}: not a linear model of {labels} labels; restore it"
+            )
+        return cls(
+            commonest.astype(bool), kind, tables if kind else None, mixture, refitted or None
+        )

@@ -89,18 +89,51 @@ def test_it_is_told_everywhere_and_judged_as_it_was_validated(kind, run, zoo):
     assert shown["accuracy"] == pytest.approx(float(rows[0][2]), abs=0.01)
 
 
-def test_it_is_never_right_less_often_than_the_linear_model_on_held_out_rows():
+def test_held_out_rows_decide_how_much_each_part_weighs():
     chance = torch.Generator().manual_seed(0)
-    for n in range(20):
-        targets = torch.randint(3, (40,), generator=chance)
+
+    def rows(count: int, *strengths: float) -> list[torch.Tensor]:
+        """Logits of parts that are so good, each with noise of its own, and the labels."""
+        targets = torch.randint(3, (count,), generator=chance)
         right = torch.nn.functional.one_hot(targets, 3).float()
-        encoder, linear = (right * s + torch.randn(40, 3, generator=chance) for s in (n % 4, 2))
-        chosen = Mixture.choose(encoder, linear, targets)
-        hits = [(x.argmax(1) == targets).sum() for x in (chosen.logits(encoder, linear), linear)]
-        assert hits[0] >= hits[1]
-    noise = torch.randn(40, 3, generator=chance)
-    assert Mixture.choose(noise, 5 * right, targets).linear > 0
-    assert Mixture.choose(5 * right, noise, targets).encoder > 0
+        noise = (torch.randn(count, 3, generator=chance) for _ in strengths)
+        return [*(s * right + n for s, n in zip(strengths, noise, strict=True)), targets]
+
+    for count in (40, 400):
+        noise, good, targets = rows(count, 0, 5)
+        assert Mixture.choose(noise, good, targets).encoder < 0.25
+        assert Mixture.choose(good, noise, targets).encoder > 0.5
+    for _ in range(10):
+        encoder, linear, targets = rows(300, 2, 2)
+        both = Mixture.choose(encoder, linear, targets)
+        found = [both.logits(encoder, linear), linear.log_softmax(-1)]
+        losses = [torch.nn.functional.cross_entropy(x, targets) for x in found]
+        assert losses[0] < losses[1] and min(both) > 0
+    weights = [Mixture.choose(*rows(30, 1, 2)).encoder for _ in range(20)]
+    assert 0 in weights, "few rows tell too little to trust an encoder that is no better"
+
+
+def test_the_linear_model_learns_the_validation_part_at_the_end(kind, run, zoo):
+    runner = regard.load(run)
+    beside, codec = runner.codec.baselines, runner.codec
+    if not beside.mixture.linear:
+        pytest.skip("the encoder answers alone")
+    settled = settle(task(TASKS[kind]), {**told(kind, zoo), "out": "nowhere"})
+    data: Any = settled.objective.read(settled.settings, None)
+    alone = objective.fit_baselines(codec, [data["train"]])
+    whole = objective.fit_baselines(codec, [data["train"], data["valid"]], alone.chosen)
+    for arrays, wanted in ((beside.tables, alone.tables), (beside.refitted, whole.tables)):
+        assert arrays.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(arrays[name], array)
+    assert not np.array_equal(beside.tables["bias"], beside.refitted["bias"])
+    assert beside.chosen in json.loads((run / "recipe.json").read_text())["linear"]
+    assert "fitted to the validation part, too" in (run / "README.md").read_text()
+    notes = {
+        part: str(regard.evaluate(run, data=str(zoo.data(kind)), part=part).to_dict())
+        for part in ("valid", "train")
+    }
+    assert "has not learnt its rows" in notes["valid"] and "learnt" not in notes["train"]
 
 
 def test_resuming_keeps_the_linear_part(zoo, tmp_path):
@@ -109,7 +142,7 @@ def test_resuming_keeps_the_linear_part(zoo, tmp_path):
     before = (tmp_path / "whole" / MIXTURE_FILE).read_bytes()
     (tmp_path / "whole" / MIXTURE_FILE).unlink()  # lost, and published again
     again = regard.train("classify", out=tmp_path / "whole", quiet=True, **how)
-    assert again.scores == whole.scores
+    assert again.scores == whole.scores and again.step == whole.step
     assert (tmp_path / "whole" / MIXTURE_FILE).read_bytes() == before
 
 
