@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,15 +163,21 @@ def trec(data: Path, folder: Path, rows: int, seed: int) -> Task:
 
 def sst2(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Phrases of SST-2's train; those that are tested are of other sentences, in any size."""
-    with lzma.open(data / "sst2" / "train.tsv.xz", "rt", encoding="utf-8") as lines:
-        read = [line.rstrip("\n").split("\t") for line in lines][1:]
-    found = {text.strip(): label for text, label in read}
-    home = sentences(found)
+    found, home = phrases(data)
     drawn = np.random.default_rng(seed).permutation(sorted(home))
     learnt = [text for text in drawn if all(n % 4 for n in home[text])][:rows]
     mixed = np.random.default_rng(0).permutation(sorted(home))
     tested = [text for text in mixed if not any(n % 4 for n in home[text])][:TESTED]
     return of_rows(folder, *([(text, found[text]) for text in some] for some in (learnt, tested)))
+
+
+@cache
+def phrases(data: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
+    """Labels of the phrases of SST-2, and the sentences that each is a part of."""
+    with lzma.open(data / "sst2" / "train.tsv.xz", "rt", encoding="utf-8") as lines:
+        read = [line.rstrip("\n").split("\t") for line in lines][1:]
+    found = {text.strip(): label for text, label in read}
+    return found, sentences(found)
 
 
 def sentences(texts: Iterable[str]) -> dict[str, list[int]]:

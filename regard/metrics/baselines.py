@@ -1,7 +1,6 @@
 """Trivial predictors: the majority class, a simple classifier, the frequencies of tokens."""
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,20 @@ from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
-from regard.metrics.linear import fit_ngrams, fit_vectors, ngram_logits, vector_logits
+from regard.metrics.linear import (
+    fit_ngrams,
+    fit_vectors,
+    fit_words,
+    ngram_logits,
+    vector_logits,
+    word_logits,
+)
 from regard.metrics.mixture import MIXTURE_FILE, UNHEARD, Mixture, load_mixture
 
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
 FREQUENCIES = "the frequencies of tokens"
-_MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
+_MAX_ROWS = 20_000  # that a baseline is fitted on, unless it says
 _MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
 _MAX_BASELINE_WORDS = 400  # of a text
 _MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
@@ -47,16 +53,17 @@ class Baseline(NamedTuple):
     is_valid: Callable[[Arrays, int], bool]  # whether arrays are of so many labels
     multilabel: str = ""  # the classifier of its kind for any number of labels a row
     logits: Callable[[Any, Arrays], np.ndarray] | None = None  # (n, labels), of a linear one
+    rows: int = _MAX_ROWS  # that it is fitted on, evenly spaced
 
 
 def _hash(words: Iterable[str]) -> np.ndarray:
     return np.array([zlib.crc32(word.encode(errors="replace")) for word in words], dtype=np.int64)
 
 
-def _ngrams(text: str, bigrams: bool = True) -> np.ndarray:
+def _ngrams(text: str) -> np.ndarray:
     """Hashes of the distinct unigrams and bigrams of a text."""
     words = [word.lower() for word in split_words(text)[:_MAX_BASELINE_WORDS]]
-    pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)] if bigrams else []
+    pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)]
     return np.unique(_hash([*words, *pairs]))
 
 
@@ -77,22 +84,8 @@ def _count(
     return keys[kept], counts
 
 
-def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> Arrays:
-    keys, counts = _count(rows, numbers, labels)
-    frequency = np.bincount(numbers, minlength=labels) + 1
-    return {
-        "keys": keys,
-        "weights": _log_share(counts).astype(np.float32),
-        "prior": np.log(frequency / frequency.sum()).astype(np.float32),
-    }
-
-
 def _log_share(counts: np.ndarray) -> np.ndarray:
     return np.log((counts + 1) / (counts + 1).sum(0))
-
-
-def _most_probable(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
-    return _bayes_scores(rows, tables).argmax(1)
 
 
 def _bayes_scores(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
@@ -127,47 +120,6 @@ def _predict_bayes_per_label(texts: Sequence[str], tables: Arrays, labels: int) 
     return _bayes_scores([_ngrams(text) for text in texts], tables) > 0
 
 
-def bigram_gain(texts: Sequence[str], numbers: np.ndarray, labels: int, folds: int = 5) -> float:
-    """Percentage points that bigrams add to the accuracy of naive Bayes.
-
-    By cross-validation: each fold is predicted by what was fitted on the others.
-    """
-    right = []
-    for bigrams in (False, True):
-        rows = [_ngrams(text, bigrams) for text in texts]
-        fold, total = np.arange(len(rows)) % folds, 0
-        for n in range(folds):
-            known = [row for row, at in zip(rows, fold, strict=True) if at != n]
-            held_out = [row for row, at in zip(rows, fold, strict=True) if at == n]
-            tables = _log_probs(known, numbers[fold != n], labels)
-            total += int((_most_probable(held_out, tables) == numbers[fold == n]).sum())
-        right.append(total)
-    return 100 * (right[1] - right[0]) / max(1, len(texts))
-
-
-def _fit_tags(words: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
-    """Take the most frequent tag of each word, and that of words seen once for unseen ones."""
-    pairs = Counter(zip(_hash(words).tolist(), numbers.tolist(), strict=True))
-    best: dict[int, int] = {}
-    frequency: Counter[int] = Counter()
-    for (word, tag), n in pairs.most_common():
-        best.setdefault(word, tag)
-        frequency[word] += n
-    once = (best[word] for word, n in frequency.items() if n == 1)
-    rare = Counter(once) or Counter(numbers.tolist())
-    kept = sorted(word for word, _ in frequency.most_common(_MAX_BASELINE_TABLE))
-    keys = np.array(kept, dtype=np.int64)
-    tags = np.array([best[word] for word in keys.tolist()], dtype=np.int64)
-    return {"keys": keys, "tags": tags, "else": np.array([rare.most_common(1)[0][0]])}
-
-
-def _predict_tags(words: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Most frequent tag of each word."""
-    keys, hashes = tables["keys"], _hash(words)
-    place = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-    return np.where(keys[place] == hashes, tables["tags"][place], tables["else"])
-
-
 def downsample(images: np.ndarray, side: int = _BASELINE_SIDE) -> np.ndarray:
     """Images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
     n, c, h, w = images.shape
@@ -190,12 +142,6 @@ def _valid_bayes(tables: Arrays, labels: int) -> bool:
     return keys.ndim == 1 and weights.shape == (len(keys), labels) and prior.shape == (labels,)
 
 
-def _valid_tags(tables: Arrays, labels: int) -> bool:
-    keys, tags = tables["keys"], np.append(tables["tags"], tables["else"])
-    right = keys.ndim == 1 and tags.shape == (len(keys) + 1,) and tags.dtype == np.int64
-    return right and len(keys) > 0 and bool((tags >= 0).all() and (tags < labels).all())
-
-
 def _valid_linear(tables: Arrays, labels: int) -> bool:
     weights, bias = tables["weights"], tables["bias"]
     keys, idf = tables.get("keys", weights), tables.get("idf", weights)
@@ -203,14 +149,14 @@ def _valid_linear(tables: Arrays, labels: int) -> bool:
     return alike and weights.shape[1:] == bias.shape == (labels,)
 
 
-def _linear(fit: Any, logits: Any, *more: str, multilabel: str = "") -> Baseline:
+def _linear(fit: Any, logits: Any, *more: str, **how: Any) -> Baseline:
     """A linear classifier: how it is fitted, and logits by its arrays."""
     names = tuple(sorted(("bias", "chosen", "weights", *more)))
 
     def predict(inputs: Any, tables: Arrays, labels: int) -> np.ndarray:
         return logits(inputs, tables).argmax(1)
 
-    return Baseline(fit, predict, names, _valid_linear, multilabel, logits)
+    return Baseline(fit, predict, names, _valid_linear, logits=logits, **how)
 
 
 def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
@@ -230,8 +176,8 @@ BASELINES: dict[str, Baseline] = {
         ("keys", "prior", "weights"),
         _valid_bayes,
     ),
-    "the commonest tag of each word": Baseline(
-        _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
+    "a linear model of words and neighbours": _linear(
+        fit_words, word_logits, "keys", "idf", rows=2**16
     ),
     "a linear model of pixels and gradients": _linear(fit_vectors, vector_logits),
     "a linear model of band energies": _linear(fit_vectors, vector_logits),
@@ -241,6 +187,7 @@ BASELINES: dict[str, Baseline] = {
 
 # of folders that were written before; they are not shown any more
 _FORMER = ("naive Bayes", *(f"the nearest mean {it}" for it in ("image", "series", "spectrogram")))
+_FORMER += ("the commonest tag of each word",)
 
 
 @dataclass(frozen=True)
@@ -263,7 +210,8 @@ class Baselines:
 
         A linear model is the one that was `chosen` on other rows, if one was.
         """
-        some = np.unique(np.linspace(0, len(targets) - 1, _MAX_FITTED_ROWS).astype(np.int64))
+        most = BASELINES[kind].rows if kind else _MAX_ROWS
+        some = np.unique(np.linspace(0, len(targets) - 1, most).astype(np.int64))
         rows, counts = np.unique(targets[some], axis=0, return_counts=True)
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
