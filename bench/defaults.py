@@ -9,7 +9,10 @@ scikit-learn's alone: TF-IDF of words and characters, log energies of bands, pix
 of gradients, means and deviations of stretches of a series, or words with their neighbours for
 tags. p is that of a paired bootstrap over test rows (sentences of tags). Seconds are the
 processor's. Every result is kept in OUT/results.json, so that the same command goes on where it
-stopped. Phrases of SST-2 that are tested are of sentences that no phrase learnt from is of.
+stopped. A seed draws other training rows where a set has more of them (SST-2, UD, Fashion, CIFAR),
+and begins other weights; all seeds are tested on the same rows, and the table has their mean, whose
+p is of the same bootstrap over all of them. Phrases of SST-2 that are tested are of sentences that
+no phrase learnt from is of.
 The sets of series are those of the package aeon (`datasets/data`), looked for in DATA.
 """
 
@@ -20,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +46,7 @@ from regard.metrics.score import paired_bootstrap
 SAMPLES = 2000  # of a bootstrap
 FOLDS = {1_000: 5, 10_000: 3}  # rows up to which so many parts are held out in turn; of more, 2
 TESTED = 2_000  # rows of the larger test parts
+RIGHT = "right.npz"  # how many of each unit were right, in the folder of a run
 
 
 class Task(NamedTuple):
@@ -146,7 +151,7 @@ def of_rows(folder: Path, train: Sequence[Any], test: Sequence[Any]) -> Task:
     return Task("classify", {"data": folder}, both[0], both[1], "texts", [1] * len(test))
 
 
-def trec(data: Path, folder: Path, rows: int) -> Task:
+def trec(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Questions of TREC with their coarse labels, and its official test part."""
     parts = []
     for name in ("TREC.train", "TREC.test"):
@@ -156,16 +161,23 @@ def trec(data: Path, folder: Path, rows: int) -> Task:
     return of_rows(folder, parts[0][:rows], parts[1])
 
 
-def sst2(data: Path, folder: Path, rows: int) -> Task:
+def sst2(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Phrases of SST-2's train; those that are tested are of other sentences, in any size."""
+    found, home = phrases(data)
+    drawn = np.random.default_rng(seed).permutation(sorted(home))
+    learnt = [text for text in drawn if all(n % 4 for n in home[text])][:rows]
+    mixed = np.random.default_rng(0).permutation(sorted(home))
+    tested = [text for text in mixed if not any(n % 4 for n in home[text])][:TESTED]
+    return of_rows(folder, *([(text, found[text]) for text in some] for some in (learnt, tested)))
+
+
+@cache
+def phrases(data: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
+    """Labels of the phrases of SST-2, and the sentences that each is a part of."""
     with lzma.open(data / "sst2" / "train.tsv.xz", "rt", encoding="utf-8") as lines:
         read = [line.rstrip("\n").split("\t") for line in lines][1:]
     found = {text.strip(): label for text, label in read}
-    home = sentences(found)
-    mixed = np.random.default_rng(0).permutation(sorted(home))
-    learnt = [text for text in mixed if all(n % 4 for n in home[text])][:rows]
-    tested = [text for text in mixed if not any(n % 4 for n in home[text])][:TESTED]
-    return of_rows(folder, *([(text, found[text]) for text in some] for some in (learnt, tested)))
+    return found, sentences(found)
 
 
 def sentences(texts: Iterable[str]) -> dict[str, list[int]]:
@@ -190,7 +202,7 @@ def sentences(texts: Iterable[str]) -> dict[str, list[int]]:
     return home
 
 
-def fsdd(data: Path, folder: Path, rows: int) -> Task:
+def fsdd(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Spoken digits; takes 0 to 4 of each digit and speaker are the official test part."""
     import soundfile
 
@@ -225,35 +237,40 @@ def of_images(folder: Path, train: Any, test: Any) -> Task:
     return Task("images", {"data": folder}, both[0], both[1], "vectors", [1] * len(test[1]))
 
 
-def fashion(data: Path, folder: Path, rows: int) -> Task:
-    """Images of Fashion-MNIST's train: the first are learnt, the last are tested."""
+def fashion(data: Path, folder: Path, rows: int, seed: int) -> Task:
+    """Images of Fashion-MNIST's train: some are learnt, the last are tested."""
     place = data / "fashion-mnist"
     images = read_idx(place / "train-images-idx3-ubyte.gz")[..., None]
     labels = read_idx(place / "train-labels-idx1-ubyte.gz")
-    parts = (slice(rows), slice(-TESTED, None))
+    drawn = np.random.default_rng(seed).permutation(len(images) - TESTED)[:rows]
+    parts = (drawn, slice(-TESTED, None))
     return of_images(folder, *((images[some], labels[some]) for some in parts))
 
 
-def cifar(data: Path, folder: Path, rows: int) -> Task:
+def cifar(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Images of CIFAR-10's train: some of each class are learnt, others are tested."""
     parts: list[list[Any]] = [[], []]
     for file in sorted((data / "cifar10").glob("train_*.jpg")):
         tiles = np.array(Image.open(file)).reshape(-1, 32, 50, 32, 3).transpose(0, 2, 1, 3, 4)
         tiles, label = tiles.reshape(-1, 32, 32, 3), file.stem.split("_")[1]
         mixed = tiles[np.random.default_rng(0).permutation(len(tiles))]  # names are sorted
-        for part, some in zip(parts, (mixed[: rows // 10], mixed[-TESTED // 10 :]), strict=True):
+        drawn = np.random.default_rng(seed).permutation(mixed[: -TESTED // 10])[: rows // 10]
+        for part, some in zip(parts, (drawn, mixed[-TESTED // 10 :]), strict=True):
             part += [(image, label) for image in some]
     both = ([np.stack([x for x, _ in part]), np.array([y for _, y in part])] for part in parts)
     return of_images(folder, *both)
 
 
-def ud(data: Path, folder: Path, rows: int) -> Task:
+def ud(data: Path, folder: Path, rows: int, seed: int) -> Task:
     """Sentences of English EWT with the parts of speech of their words; dev is tested."""
     folder.mkdir(parents=True, exist_ok=True)
     both, units = [], []
     for name, part, count in (("train", "train", rows), ("dev", "test", TESTED)):
         with lzma.open(data / "ud-en-ewt" / f"en_ewt-ud-{name}.conllu.xz", "rt") as lines:
-            sentences = lines.read().strip().split("\n\n")[:count]
+            sentences = lines.read().strip().split("\n\n")
+        if part == "train":
+            sentences = np.random.default_rng(seed).permutation(sentences).tolist()
+        sentences = sentences[:count]
         (folder / f"{part}.conllu").write_text("\n\n".join(sentences) + "\n\n")
         cells = [[line.split("\t") for line in one.split("\n")] for one in sentences]
         words = [[row for row in one if row[0].isdecimal()] for one in cells]
@@ -274,10 +291,10 @@ def windows(words: list[str]) -> Iterator[dict[str, Any]]:
         yield found | {"first": n == 0, "pair": f"{around[n + 1]} {word}".lower()}
 
 
-def series(name: str) -> Callable[[Path, Path, int], Task]:
+def series(name: str) -> Callable[[Path, Path, int, int], Task]:
     """A set of series that the package aeon has in it, with its own test part."""
 
-    def read(data: Path, folder: Path, rows: int) -> Task:
+    def read(data: Path, folder: Path, rows: int, seed: int) -> Task:
         folder.mkdir(parents=True, exist_ok=True)
         both = []
         for part in ("TRAIN", "TEST"):
@@ -295,7 +312,7 @@ def series(name: str) -> Callable[[Path, Path, int], Task]:
     return read
 
 
-SETS: dict[str, tuple[Callable[[Path, Path, int], Task], int]] = {
+SETS: dict[str, tuple[Callable[[Path, Path, int, int], Task], int]] = {
     "trec": (trec, 5_452),
     **{f"sst2-{rows}": (sst2, rows) for rows in (200, 2_000, 8_000, 20_000)},
     "ud-2000": (ud, 2_000),
@@ -327,13 +344,9 @@ def measure(task: Task, out: Path, how: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(f"{100 * ours.mean():.3f} of answers, but eval {judged['accuracy']:.3f}")
     starts = np.append(0, np.cumsum(task.units)[:-1])
     size = np.array(task.units)
-
-    def share(right: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        sums = np.add.reduceat(right, starts)
-        return lambda rows: 100 * sums[rows].sum(-1) / size[rows].sum(-1)
-
-    both = {"accuracy": (share(ours.astype(int)), share(theirs.astype(int)))}
-    (found,) = paired_bootstrap(both, len(size), SAMPLES, "paired bootstrap")
+    right = [np.add.reduceat(both.astype(int), starts) for both in (ours, theirs)]
+    np.savez(out / RIGHT, ours=right[0], linear=right[1], size=size)
+    found = compared([out])
     recipe = json.loads((out / "recipe.json").read_text())
     told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -345,15 +358,40 @@ def measure(task: Task, out: Path, how: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Results as a Markdown table."""
-    rows = ["| set, budget, seed | rows | Regard | linear | p | seconds | linear model |"]
+def compared(runs: Sequence[Path]) -> Any:
+    """Mean accuracies of runs that were tested on the same rows, and p of their difference."""
+    kept = [dict(np.load(run / RIGHT)) for run in runs]
+    size = kept[0]["size"]
+
+    def share(of: str) -> Callable[[np.ndarray], np.ndarray]:
+        sums = sum(one[of] for one in kept) / len(kept)
+        return lambda rows: 100 * sums[rows].sum(-1) / size[rows].sum(-1)
+
+    both = {"accuracy": (share("ours"), share("linear"))}
+    return paired_bootstrap(both, len(size), SAMPLES, "paired bootstrap")[0]
+
+
+def table(results: dict[str, dict[str, Any]], out: Path) -> str:
+    """Results as a Markdown table: of each set the mean over seeds."""
+    rows = ["| set, budget | rows learnt / tested | Regard | linear | by seed | p | seconds |"]
     rows += ["|---|---|---|---|---|---|---|"]
-    for name, one in results.items():
-        shown = f"{one['ours']:.2f} | {one['linear']:.2f} | {one['p']:.3f}"
-        took = f"{one['ours_seconds']:.0f}, {one['linear_seconds']:.1f}"
-        rows.append(f"| {name} | {one['rows']:,} | {shown} | {took} | {one['linear_model']} |")
+    for name in dict.fromkeys(key.rpartition(", ")[0] for key in results):
+        some = {key: one for key, one in results.items() if key.rpartition(", ")[0] == name}
+        found, first = compared([out / place_of(key) for key in some]), next(iter(some.values()))
+        seeds = " ".join(f"{one['ours'] - one['linear']:+.2f}" for one in some.values())
+        took = [
+            np.mean([one[f"{of}_seconds"] for one in some.values()]) for of in ("ours", "linear")
+        ]
+        shown = f"{first['rows']:,} / {first['tested']:,} | {found.ours:.2f} | {found.theirs:.2f}"
+        rows.append(
+            f"| {name} | {shown} | {seeds} | {found.p:.3f} | {took[0]:.0f}, {took[1]:.1f} |"
+        )
     return "\n".join(rows)
+
+
+def place_of(key: str) -> str:
+    """Folder of a run."""
+    return key.replace(", ", "-").replace(" ", "")
 
 
 def main(out: Path, values: dict[str, str], most: int | None = None, **how: Any) -> None:
@@ -367,17 +405,16 @@ def main(out: Path, values: dict[str, str], most: int | None = None, **how: Any)
     how |= {"threads": int(values.get("threads", 1))}
     for name in names:
         make, rows = SETS[name]
-        task = make(data, out / "data" / name, min(rows, most or rows))
         for seed in range(1, int(values.get("seeds", 1)) + 1):
             key = f"{name}, {'quick' if most else f'{minutes} min'}, {seed}"
             if key in results:
                 continue
             print(key, flush=True)
-            place = out / key.replace(", ", "-").replace(" ", "")
-            results[key] = measure(task, place, {**how, "seed": seed})
+            task = make(data, out / "data" / f"{name}-{seed}", min(rows, most or rows), seed)
+            results[key] = measure(task, out / place_of(key), {**how, "seed": seed})
             write_json(kept, results)
             print(json.dumps(results[key]), flush=True)
-    print(table(results))
+    print(table(results, out))
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ ANIMALS = {
     "classify": Animal(
         "classify", colours, {**LABELS, "steps": 80, "valid_every": 40, "linear": False}
     ),
-    "tag": Animal("tag", walks, {**LABELS, "steps": 120, "valid_every": 60}),
+    "tag": Animal("tag", walks, {**LABELS, "steps": 120, "valid_every": 60, "linear": False}),
     "text": Animal(
         "text",
         errands,

@@ -20,11 +20,12 @@ class Span(NamedTuple):
 
 
 class WordWindow(NamedTuple):
-    """A window as a row of tokens, the number of its sentence, and its words."""
+    """A window as a row of tokens, the number of its sentence, its words, and all words of that."""
 
     row: TokenRow
     sentence: int
     span: Span
+    words: Sequence[str] = ()
 
 
 class WordPlaces(NamedTuple):
@@ -68,14 +69,14 @@ def sentence_windows(
     for span in spans([len(some) for some in pieces], encoder.room(max_length)):
         some = slice(span.first, span.last)
         row = encoder.row(words[some], pieces[some], max_length)
-        windows.append(WordWindow(row, sentence, span))
+        windows.append(WordWindow(row, sentence, span, words))
     return windows
 
 
 def word_places(windows: Sequence[WordWindow], length: int, device: Any = "cpu") -> WordPlaces:
     """Places of the tagged words of windows that are padded to a length."""
     starts, tokens, words, before = [], [], [], 0
-    for n, (row, _, span) in enumerate(windows):
+    for n, (row, _, span, _) in enumerate(windows):
         low, high = span.tag_from - span.first, span.tag_to - span.first
         at = np.flatnonzero((row.word_ids >= low) & (row.word_ids < high))
         word = row.word_ids[at] - low

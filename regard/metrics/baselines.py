@@ -1,28 +1,36 @@
 """Trivial predictors: the majority class, a simple classifier, the frequencies of tokens."""
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
 from regard.data.features import split_words
 from regard.errors import UsageError
 from regard.files import write_atomically
 from regard.files.hashes import verify
 from regard.metrics.labels import count, macro_f1, one_hot, percent
-from regard.metrics.linear import fit_ngrams, fit_vectors, ngram_logits, vector_logits
-from regard.metrics.mixture import Mixture
+from regard.metrics.linear import (
+    fit_ngrams,
+    fit_vectors,
+    fit_words,
+    ngram_logits,
+    vector_logits,
+    word_logits,
+)
+from regard.metrics.mixture import MIXTURE_FILE, UNHEARD, Mixture, load_mixture
 
 BASELINE_FILE = "baseline.safetensors"
 COMMONEST = "the commonest label"
 FREQUENCIES = "the frequencies of tokens"
-_MAX_FITTED_ROWS = 20_000  # that a baseline is fitted on, evenly spaced
+_MAX_ROWS = 20_000  # that a baseline is fitted on, unless it says
 _MAX_COUNTED_TOKENS = 2**24  # that frequencies are counted of
 _MAX_BASELINE_WORDS = 400  # of a text
 _MAX_BASELINE_TABLE = 2**20  # in a table: labels times features
@@ -39,22 +47,23 @@ class Baseline(NamedTuple):
     Targets and predictions are the number of a label (n,), or tables (n, labels) if multi-label.
     """
 
-    fit: Callable[[Any, np.ndarray, int], Arrays]
+    fit: Callable[..., Arrays]  # inputs, targets, labels and, if linear, what was chosen before
     predict: Callable[[Any, Arrays, int], np.ndarray]
     names: tuple[str, ...]  # of its arrays, sorted
     is_valid: Callable[[Arrays, int], bool]  # whether arrays are of so many labels
     multilabel: str = ""  # the classifier of its kind for any number of labels a row
     logits: Callable[[Any, Arrays], np.ndarray] | None = None  # (n, labels), of a linear one
+    rows: int = _MAX_ROWS  # that it is fitted on, evenly spaced
 
 
 def _hash(words: Iterable[str]) -> np.ndarray:
     return np.array([zlib.crc32(word.encode(errors="replace")) for word in words], dtype=np.int64)
 
 
-def _ngrams(text: str, bigrams: bool = True) -> np.ndarray:
+def _ngrams(text: str) -> np.ndarray:
     """Hashes of the distinct unigrams and bigrams of a text."""
     words = [word.lower() for word in split_words(text)[:_MAX_BASELINE_WORDS]]
-    pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)] if bigrams else []
+    pairs = [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)]
     return np.unique(_hash([*words, *pairs]))
 
 
@@ -75,22 +84,8 @@ def _count(
     return keys[kept], counts
 
 
-def _log_probs(rows: Sequence[np.ndarray], numbers: np.ndarray, labels: int) -> Arrays:
-    keys, counts = _count(rows, numbers, labels)
-    frequency = np.bincount(numbers, minlength=labels) + 1
-    return {
-        "keys": keys,
-        "weights": _log_share(counts).astype(np.float32),
-        "prior": np.log(frequency / frequency.sum()).astype(np.float32),
-    }
-
-
 def _log_share(counts: np.ndarray) -> np.ndarray:
     return np.log((counts + 1) / (counts + 1).sum(0))
-
-
-def _most_probable(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
-    return _bayes_scores(rows, tables).argmax(1)
 
 
 def _bayes_scores(rows: Sequence[np.ndarray], tables: Arrays) -> np.ndarray:
@@ -125,47 +120,6 @@ def _predict_bayes_per_label(texts: Sequence[str], tables: Arrays, labels: int) 
     return _bayes_scores([_ngrams(text) for text in texts], tables) > 0
 
 
-def bigram_gain(texts: Sequence[str], numbers: np.ndarray, labels: int, folds: int = 5) -> float:
-    """Percentage points that bigrams add to the accuracy of naive Bayes.
-
-    By cross-validation: each fold is predicted by what was fitted on the others.
-    """
-    right = []
-    for bigrams in (False, True):
-        rows = [_ngrams(text, bigrams) for text in texts]
-        fold, total = np.arange(len(rows)) % folds, 0
-        for n in range(folds):
-            known = [row for row, at in zip(rows, fold, strict=True) if at != n]
-            held_out = [row for row, at in zip(rows, fold, strict=True) if at == n]
-            tables = _log_probs(known, numbers[fold != n], labels)
-            total += int((_most_probable(held_out, tables) == numbers[fold == n]).sum())
-        right.append(total)
-    return 100 * (right[1] - right[0]) / max(1, len(texts))
-
-
-def _fit_tags(words: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
-    """Take the most frequent tag of each word, and that of words seen once for unseen ones."""
-    pairs = Counter(zip(_hash(words).tolist(), numbers.tolist(), strict=True))
-    best: dict[int, int] = {}
-    frequency: Counter[int] = Counter()
-    for (word, tag), n in pairs.most_common():
-        best.setdefault(word, tag)
-        frequency[word] += n
-    once = (best[word] for word, n in frequency.items() if n == 1)
-    rare = Counter(once) or Counter(numbers.tolist())
-    kept = sorted(word for word, _ in frequency.most_common(_MAX_BASELINE_TABLE))
-    keys = np.array(kept, dtype=np.int64)
-    tags = np.array([best[word] for word in keys.tolist()], dtype=np.int64)
-    return {"keys": keys, "tags": tags, "else": np.array([rare.most_common(1)[0][0]])}
-
-
-def _predict_tags(words: Sequence[str], tables: Arrays, labels: int) -> np.ndarray:
-    """Most frequent tag of each word."""
-    keys, hashes = tables["keys"], _hash(words)
-    place = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-    return np.where(keys[place] == hashes, tables["tags"][place], tables["else"])
-
-
 def downsample(images: np.ndarray, side: int = _BASELINE_SIDE) -> np.ndarray:
     """Images (n, c, h, w) averaged over blocks, as vectors (n, c * h' * w')."""
     n, c, h, w = images.shape
@@ -188,12 +142,6 @@ def _valid_bayes(tables: Arrays, labels: int) -> bool:
     return keys.ndim == 1 and weights.shape == (len(keys), labels) and prior.shape == (labels,)
 
 
-def _valid_tags(tables: Arrays, labels: int) -> bool:
-    keys, tags = tables["keys"], np.append(tables["tags"], tables["else"])
-    right = keys.ndim == 1 and tags.shape == (len(keys) + 1,) and tags.dtype == np.int64
-    return right and len(keys) > 0 and bool((tags >= 0).all() and (tags < labels).all())
-
-
 def _valid_linear(tables: Arrays, labels: int) -> bool:
     weights, bias = tables["weights"], tables["bias"]
     keys, idf = tables.get("keys", weights), tables.get("idf", weights)
@@ -201,14 +149,14 @@ def _valid_linear(tables: Arrays, labels: int) -> bool:
     return alike and weights.shape[1:] == bias.shape == (labels,)
 
 
-def _linear(fit: Any, logits: Any, *more: str, multilabel: str = "") -> Baseline:
+def _linear(fit: Any, logits: Any, *more: str, **how: Any) -> Baseline:
     """A linear classifier: how it is fitted, and logits by its arrays."""
     names = tuple(sorted(("bias", "chosen", "weights", *more)))
 
     def predict(inputs: Any, tables: Arrays, labels: int) -> np.ndarray:
         return logits(inputs, tables).argmax(1)
 
-    return Baseline(fit, predict, names, _valid_linear, multilabel, logits)
+    return Baseline(fit, predict, names, _valid_linear, logits=logits, **how)
 
 
 def frequency_loss(train: np.ndarray, test: np.ndarray) -> float:
@@ -228,8 +176,8 @@ BASELINES: dict[str, Baseline] = {
         ("keys", "prior", "weights"),
         _valid_bayes,
     ),
-    "the commonest tag of each word": Baseline(
-        _fit_tags, _predict_tags, ("else", "keys", "tags"), _valid_tags
+    "a linear model of words and neighbours": _linear(
+        fit_words, word_logits, "keys", "idf", rows=2**16
     ),
     "a linear model of pixels and gradients": _linear(fit_vectors, vector_logits),
     "a linear model of band energies": _linear(fit_vectors, vector_logits),
@@ -239,24 +187,31 @@ BASELINES: dict[str, Baseline] = {
 
 # of folders that were written before; they are not shown any more
 _FORMER = ("naive Bayes", *(f"the nearest mean {it}" for it in ("image", "series", "spectrogram")))
+_FORMER += ("the commonest tag of each word",)
 
 
 @dataclass(frozen=True)
 class Baselines:
     """The majority class (or set of labels), and a fitted simple classifier.
 
-    Where a model is made of an encoder and this classifier, `mixture` has the weights of both.
+    Where a model is made of an encoder and this classifier, `mixture` has the weights of both, and
+    `refitted` the arrays of the same classifier fitted to the validation part, too.
     """
 
     commonest: np.ndarray  # the labels of the most frequent answer, (labels,)
     kind: str = ""
     tables: Arrays | None = None
     mixture: Mixture | None = None
+    refitted: Arrays | None = None
 
     @classmethod
-    def fit(cls, kind: str, inputs: Any, targets: np.ndarray) -> "Baselines":
-        """Fit to inputs and target labels (n, labels), any number of them a row."""
-        some = np.unique(np.linspace(0, len(targets) - 1, _MAX_FITTED_ROWS).astype(np.int64))
+    def fit(cls, kind: str, inputs: Any, targets: np.ndarray, *chosen: str) -> "Baselines":
+        """Fit to inputs and target labels (n, labels), any number of them a row.
+
+        A linear model is the one that was `chosen` on other rows, if one was.
+        """
+        most = BASELINES[kind].rows if kind else _MAX_ROWS
+        some = np.unique(np.linspace(0, len(targets) - 1, most).astype(np.int64))
         rows, counts = np.unique(targets[some], axis=0, return_counts=True)
         commonest = rows[::-1][counts[::-1].argmax()]  # the first of equals
         labels, single = targets.shape[1], (targets.sum(1) == 1).all()
@@ -265,14 +220,20 @@ class Baselines:
             return cls(commonest)
         picked = inputs[some] if isinstance(inputs, np.ndarray) else [inputs[i] for i in some]
         wanted = targets[some].argmax(1) if single else targets[some]
-        return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels))
+        return cls(commonest, kind, BASELINES[kind].fit(picked, wanted, labels, *chosen))
 
-    def scores(self, inputs: Any, targets: np.ndarray) -> dict[str, dict[str, float]]:
-        """Accuracy and macro F1 of each on a test set, in percent."""
-        labels = len(self.commonest)
+    def tables_for(self, valid: bool = False) -> Arrays | None:
+        """Arrays by which a part is judged: the validation part, by those that did not learn it."""
+        return self.tables if valid or self.refitted is None else self.refitted
+
+    def scores(
+        self, inputs: Any, targets: np.ndarray, valid: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Accuracy and macro F1 of each on a test set, in percent, or on the validation part."""
+        labels, tables = len(self.commonest), self.tables_for(valid)
         predictions = {COMMONEST: np.broadcast_to(self.commonest, targets.shape)}
-        if self.tables is not None:
-            predicted = BASELINES[self.kind].predict(inputs, self.tables, labels)
+        if tables is not None:
+            predicted = BASELINES[self.kind].predict(inputs, tables, labels)
             predictions[self.kind] = predicted if predicted.ndim > 1 else one_hot(predicted, labels)
         return {
             name: {
@@ -282,12 +243,24 @@ class Baselines:
             for name, table in predictions.items()
         }
 
-    def logits(self, inputs: Any) -> np.ndarray:
+    def logits(self, inputs: Any, valid: bool = False) -> np.ndarray:
         """Logits (n, labels) of a linear model."""
-        logits = BASELINES[self.kind].logits if self.kind else None
-        if logits is None or self.tables is None:
+        logits, tables = BASELINES[self.kind].logits if self.kind else None, self.tables_for(valid)
+        if logits is None or tables is None:
             raise UsageError("this model has no linear part, but a file that says how to add it")
-        return logits(inputs, self.tables)
+        return logits(inputs, tables)
+
+    def added(self, encoder: Tensor, inputs: Callable[[], Any], valid: bool = False) -> Tensor:
+        """Logits (n, labels) of a model by those of its encoder: with a linear part, of both."""
+        if self.mixture is None:
+            return encoder
+        linear = torch.from_numpy(self.logits(inputs(), valid))
+        return self.mixture.logits(encoder, linear.to(encoder.device))
+
+    @property
+    def caveat(self) -> str:
+        """Why attention has no part in an answer, where a linear model alone gives it."""
+        return UNHEARD if self.mixture and not self.mixture.encoder else ""
 
     @property
     def chosen(self) -> str:
@@ -304,7 +277,7 @@ class Baselines:
     def load(cls, folder: Path, labels: int) -> "Baselines | None":
         """Read those of a folder, if there are any, or say what is wrong with the file."""
         path = folder / BASELINE_FILE
-        mixture = Mixture.load(folder)
+        mixture, refitted = load_mixture(folder)
         if not path.is_file():
             if mixture is not None:
                 raise UsageError(f"{path}: missing, and it is a part of the model; restore it")
@@ -329,4 +302,15 @@ class Baselines:
             raise UsageError(f"{path}: not the baselines of {labels} labels; remove it")
         if mixture is not None and (baseline is None or baseline.logits is None):
             raise UsageError(f"{path}: no linear model, which is a part of the model; restore it")
-        return cls(commonest.astype(bool), kind, tables if kind else None, mixture)
+        names = tuple(sorted(refitted))
+        if (
+            baseline
+            and refitted
+            and (names != baseline.names or not baseline.is_valid(refitted, labels))
+        ):
+            raise UsageError(
+                f"{folder / MIXTURE_FILE}: not a linear model of {labels} labels; restore it"
+            )
+        return cls(
+            commonest.astype(bool), kind, tables if kind else None, mixture, refitted or None
+        )

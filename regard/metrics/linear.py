@@ -19,7 +19,7 @@ _MAX_LETTERS = 6000  # of a text that are read
 _MAX_SPELLED = 3_000_000  # letters of all texts up to which n-grams of these are read
 _MAX_READ = 24_000_000  # letters of all texts that are fitted; of more, evenly spaced texts
 _AT_ONCE = 256  # texts whose n-grams are in memory while they are labelled
-_MAX_COMPARED = 500_000  # rows times labels up to which costly candidates are tried
+_MAX_COMPARED = 10**8  # keys that rows have, times labels, up to which costly candidates are tried
 _MAX_PRODUCTS = 2 * 10**8  # the same times the numbers of a vector
 _MAX_WEIGHTS = 2**21  # n-grams times labels that are kept, the most frequent ones
 _LENGTHS = range(2, 6)  # of n-grams of characters
@@ -31,6 +31,7 @@ _RIDGE = (10.0, 100.0, 1000.0)  # penalty of a least-squares classifier of the s
 _SCALES = 2.0 ** np.arange(-4, 5)  # by which decisions become logits
 _SMOOTHING = 0.02  # of labels, so that rows which are all right ask for no endless scale
 _UNSEEN = -30.0  # logit of a label that no row has
+_BOTH = "words and characters"  # that n-grams are of, if not of words alone
 
 Arrays = dict[str, np.ndarray]
 
@@ -104,17 +105,70 @@ def _weigh(
     return _Weighted(rows, columns, (values / norms[block]).astype(np.float32))
 
 
-def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays:
-    """Fit a linear model to the n-grams of texts: of words, or of words and characters."""
-    from scipy.sparse import csr_matrix
-    from sklearn.naive_bayes import MultinomialNB
-    from sklearn.svm import LinearSVC
+def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int, chosen: str = "") -> Arrays:
+    """Fit a linear model to the n-grams of texts: of words, or of words and characters.
 
+    Which one is decided on rows that are held out, unless it was `chosen` before.
+    """
     letters = sum(min(_MAX_LETTERS, len(text)) for text in texts)
     if letters > _MAX_READ:
         some = np.linspace(0, len(texts) - 1, len(texts) * _MAX_READ // letters).astype(np.int64)
         texts, numbers = [texts[int(i)] for i in some], numbers[some]
-    rows, found = ngrams(texts, spelled=letters <= _MAX_SPELLED)
+    spelled = chosen.startswith(_BOTH) if chosen else letters <= _MAX_SPELLED
+    return _fit_sparse(*ngrams(texts, spelled), numbers, labels, chosen)
+
+
+def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
+    """Logits (n, labels) of texts; n-grams that were not seen are ignored."""
+    spelled = bool((tables["keys"] & 1).any())
+    return _logits_at_once(texts, lambda some: ngrams(some, spelled), tables)
+
+
+def neighbours(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each word of a sentence with the two before and the two after it."""
+    around = ["", "", *words, "", ""]
+    return [tuple(around[n : n + 5]) for n in range(len(words))]
+
+
+def word_traits(windows: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    """Row and key of what tells of each word: its form, ends and shape, and its neighbours."""
+    keys: list[int] = []
+    for before, left, word, right, after in windows:
+        low, shape = word.lower(), "".join(map(_shape, word[:3]))
+        about = (low, left.lower(), right.lower(), before.lower(), after.lower(), shape)
+        ends = (low[-1:], low[-2:], low[-3:], left[-3:].lower(), right[-3:].lower(), low[:2])
+        pairs = (f"{about[1]} {low}", f"{low} {about[2]}")
+        traits = (*about, *ends, *pairs)
+        keys += [zlib.crc32(f"{n} {x}".encode(errors="replace")) for n, x in enumerate(traits)]
+    rows = np.repeat(np.arange(len(windows)), len(keys) // max(1, len(windows)))
+    return rows, np.array(keys, np.int64) << 1
+
+
+def _shape(letter: str) -> str:
+    return "A" if letter.isupper() else "0" if letter.isdigit() else "a"
+
+
+def fit_words(
+    windows: Sequence[tuple[str, ...]], numbers: np.ndarray, labels: int, chosen: str = ""
+) -> Arrays:
+    """Fit a linear model to words with their neighbours, by hold-out unless one was `chosen`."""
+    return _fit_sparse(*word_traits(windows), numbers, labels, chosen)
+
+
+def word_logits(windows: Sequence[tuple[str, ...]], tables: Arrays) -> np.ndarray:
+    """Logits (n, labels) of words with their neighbours."""
+    return _logits_at_once(windows, word_traits, tables)
+
+
+def _fit_sparse(
+    rows: np.ndarray, found: np.ndarray, numbers: np.ndarray, labels: int, chosen: str
+) -> Arrays:
+    """Fit a linear model to the keys that rows have."""
+    from scipy.sparse import csr_matrix
+    from sklearn.naive_bayes import MultinomialNB
+    from sklearn.svm import LinearSVC
+
+    count = len(numbers)
     keys, place = np.unique(found, return_inverse=True)
     pairs = np.unique(rows * np.int64(max(1, len(keys))) + place) % max(1, len(keys))
     often = np.bincount(pairs, minlength=len(keys))
@@ -122,16 +176,14 @@ def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
     new = np.full(len(keys), -1)
     new[kept] = np.arange(len(kept))
     known = new[place] >= 0
-    keys, idf = keys[kept], np.log((1 + len(texts)) / (1 + often[kept])) + 1
-    weighted = _weigh(rows[known], new[place][known], keys, idf, len(texts))
-    matrix = csr_matrix(
-        (weighted.values, (weighted.rows, weighted.columns)), (len(texts), len(keys))
-    )
+    keys, idf = keys[kept], np.log((1 + count) / (1 + often[kept])) + 1
+    weighted = _weigh(rows[known], new[place][known], keys, idf, count)
+    matrix = csr_matrix((weighted.values, (weighted.rows, weighted.columns)), (count, len(keys)))
     of_words, whole = np.nonzero((keys & 1) == 0)[0], np.arange(len(keys))
     read = [("words", of_words)]
-    read += [("words and characters", whole)] if len(of_words) < len(keys) else []
+    read += [(_BOTH, whole)] if len(of_words) < len(keys) else []
     models = [(f"naive Bayes, alpha={a:g}", partial(MultinomialNB, alpha=a)) for a in _BAYES]
-    if len(texts) * labels <= _MAX_COMPARED:
+    if chosen or matrix.nnz * labels <= _MAX_COMPARED:
         svm = partial(LinearSVC, random_state=0)
         models += [(f"linear SVM, C={c:g}", partial(svm, C=c)) for c in _SVM]
     candidates = [
@@ -140,45 +192,49 @@ def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int) -> Arrays
         for name, make in models
         if len(some)
     ]
-    fitted = _choose(matrix, numbers, labels, candidates)
+    fitted = _choose(matrix, numbers, labels, candidates, chosen)
     some = fitted.pop("columns")
     return {**fitted, "keys": keys[some], "idf": idf[some].astype(np.float32)}
 
 
-def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
-    """Logits (n, labels) of texts; n-grams that were not seen are ignored."""
-    parts = [texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE)]
-    return np.concatenate([_some_logits(some, tables) for some in parts] or [tables["bias"][:0]])
+def _logits_at_once(
+    inputs: Sequence[Any],
+    read: Callable[[Sequence[Any]], tuple[np.ndarray, np.ndarray]],
+    tables: Arrays,
+) -> np.ndarray:
+    """Logits (n, labels) of inputs by the keys that are read of them, some at a time."""
+    parts = [inputs[i : i + _AT_ONCE] for i in range(0, len(inputs), _AT_ONCE)]
+    logits = [_some_logits(*read(some), len(some), tables) for some in parts]
+    return np.concatenate([np.tile(tables["bias"], (0, 1)), *logits])
 
 
-def _some_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
+def _some_logits(rows: np.ndarray, found: np.ndarray, count: int, tables: Arrays) -> np.ndarray:
     keys, weights = tables["keys"], torch.from_numpy(tables["weights"])
-    logits = np.tile(tables["bias"], (len(texts), 1))
-    rows, found = ngrams(texts, spelled=bool((keys & 1).any()))
+    logits = np.tile(tables["bias"], (count, 1))
     if not len(found) or not len(keys):
         return logits
     place = np.minimum(np.searchsorted(keys, found), len(keys) - 1)
     known = keys[place] == found
-    weighted = _weigh(rows[known], place[known], keys, tables["idf"], len(texts))
-    starts = torch.from_numpy(np.searchsorted(weighted.rows, np.arange(len(texts))))
+    weighted = _weigh(rows[known], place[known], keys, tables["idf"], count)
+    starts = torch.from_numpy(np.searchsorted(weighted.rows, np.arange(count)))
     columns, values = torch.from_numpy(weighted.columns), torch.from_numpy(weighted.values)
     total = F.embedding_bag(columns, weights, starts, mode="sum", per_sample_weights=values)
     return logits + total.numpy()
 
 
-def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int) -> Arrays:
-    """Fit a linear model to standardised vectors (n, d)."""
+def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int, chosen: str = "") -> Arrays:
+    """Fit a linear model to standardised vectors (n, d), by hold-out unless one was `chosen`."""
     from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
     mean, spread = vectors.mean(0), vectors.std(0)
     scale = 1 / (spread + 1e-3 * max(float(spread.mean()), 1e-6))
     whole = np.arange(vectors.shape[1])
     models = [(f"ridge, alpha={a:g}", partial(RidgeClassifier, alpha=a)) for a in _RIDGE]
-    if vectors.size * labels <= _MAX_PRODUCTS:
+    if chosen or vectors.size * labels <= _MAX_PRODUCTS:
         logistic = partial(LogisticRegression, max_iter=100)
         models += [(f"logistic, C={c:g}", partial(logistic, C=c)) for c in _LOGISTIC]
     candidates = [_Candidate(whole, make, name) for name, make in models]
-    fitted = _choose((vectors - mean) * scale, numbers, labels, candidates)
+    fitted = _choose((vectors - mean) * scale, numbers, labels, candidates, chosen)
     del fitted["columns"]
     weights = (fitted["weights"] * scale[:, None]).astype(np.float32)
     bias = (fitted["bias"] - mean @ weights).astype(np.float32)
@@ -198,30 +254,42 @@ def vector_logits(vectors: np.ndarray, tables: Arrays) -> np.ndarray:
 
 
 def _choose(
-    matrix: Any, numbers: np.ndarray, labels: int, candidates: Sequence[_Candidate]
+    matrix: Any,
+    numbers: np.ndarray,
+    labels: int,
+    candidates: Sequence[_Candidate],
+    chosen: str = "",
 ) -> Arrays:
     """Weights of the candidate that is right most often on rows that are held out.
 
-    `chosen` tells in words which, as bytes, and how often it was right.
+    `chosen` tells in words which, as bytes, by what its logits are multiplied, and how often it was
+    right; given such words, that candidate is fitted to these rows.
     """
     import warnings
 
-    fold = np.arange(len(numbers)) % _FOLDS
-    turns = range(_FOLDS if len(numbers) <= _SMALL else 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has not converged, or a label has few rows
-        held = [_held_out(matrix, numbers, labels, one, fold, turns) for one in candidates]
-        best = max(range(len(held)), key=lambda n: (held[n].accuracy, -held[n].loss))
-        columns, make, told = candidates[best]
+        if not chosen:
+            fold = np.arange(len(numbers)) % _FOLDS
+            turns = range(_FOLDS if len(numbers) <= _SMALL else 1)
+            held = [_held_out(matrix, numbers, labels, one, fold, turns) for one in candidates]
+            best = max(range(len(held)), key=lambda n: (held[n].accuracy, -held[n].loss))
+            chosen = _named(candidates[best], held[best].scale)
+            chosen += f"; {100 * held[best].accuracy:.1f}% of held-out training rows"
+        named = {_named(one, scale): (one, scale) for one in candidates for scale in _SCALES}
+        (columns, make, _), scale = named[chosen.partition(";")[0]]
         weights, bias = _fitted(make(), matrix[:, columns], numbers, labels)
-    scale = held[best].scale
-    told += f"; {100 * held[best].accuracy:.1f}% of held-out training rows"
     return {
         "columns": columns,
         "weights": (scale * weights).astype(np.float32),
         "bias": np.where(bias > _UNSEEN, scale * bias, _UNSEEN).astype(np.float32),
-        "chosen": np.frombuffer(told.encode(), np.uint8),
+        "chosen": np.frombuffer(chosen.encode(), np.uint8),
     }
+
+
+def _named(candidate: _Candidate, scale: float) -> str:
+    """What tells a candidate, with the scale of its logits, from all others."""
+    return f"{candidate.name}, times {scale:g}"
 
 
 def _held_out(

@@ -5,9 +5,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.numpy import load, save
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,9 +19,10 @@ from regard.files.hashes import verify
 MIXTURE_FILE = "linear.safetensors"
 MIXED_ROWS = 20_000  # of a training part up to which a linear model is added
 _WEIGHTS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0)
-_MAX_WEIGHT, _MAX_BYTES = 100.0, 10_000
+_MAX_WEIGHT, _MAX_BYTES = 100.0, 2**26
 _SMOOTHING = 0.02  # of labels, so that rows which are all right ask for no endless weights
 _MAX_COMPARED = 2000  # rows by which weights are chosen
+_CLEAR, _PRIOR = 0.5, 10.0  # standard errors of a loss; of a weight, by its square
 ALONE = (  # why no other tool takes it
     "only the encoder of a classifier can be exported, and this one has a linear model added to "
     "it; train with linear=false to export"
@@ -49,61 +51,63 @@ class Mixture(NamedTuple):
 
     @classmethod
     def choose(cls, encoder: Tensor, linear: Tensor, targets: Tensor) -> "Mixture":
-        """Weights under which rows (n, labels) that neither was fitted on are likeliest.
+        """Weights by rows (n, labels) that neither was fitted on.
 
-        They are never less often right there than the linear model alone is. To keep less than half
-        of that, the loss must be lower by more than its standard error.
+        The mean of pairs of weights, each by its probability given these rows and a prior at the
+        linear model alone; that answers alone unless the loss of the best pair is clearly lower.
         """
         some = torch.linspace(0, len(targets) - 1, min(len(targets), _MAX_COMPARED)).long()
         encoder, linear, targets = encoder[some], linear[some], targets[some]
-
-        def judged(one: "Mixture") -> tuple[Tensor, int]:
-            logits = one.logits(encoder, linear)
-            how: Any = {"reduction": "none", "label_smoothing": _SMOOTHING}
-            return F.cross_entropy(logits, targets, **how), int((logits.argmax(1) == targets).sum())
-
-        alone = cls(0.0, 1.0)
-        before, right = judged(alone)
-        found = {
-            cls(*both): judged(cls(*both)) for both in product(_WEIGHTS, _WEIGHTS) if any(both)
-        }
-        for one in sorted(found, key=lambda one: float(found[one][0].mean())):
-            gain = before - found[one][0]
-            error = float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else float("inf")
-            enough = 0.0 if one.linear >= 0.5 else error
-            if found[one][1] >= right and float(gain.mean()) > enough:
-                return one
-        return alone
-
-    @classmethod
-    def load(cls, folder: Path) -> "Mixture | None":
-        """Read the weights of a folder, if there are any, or say what is wrong with the file."""
-        path = folder / MIXTURE_FILE
-        if not path.is_file():
-            return None
-        verify(folder, MIXTURE_FILE)
-        try:
-            tables = load(path.read_bytes()[:_MAX_BYTES])
-            read = cls(*(float(tables[key]) for key in cls._fields))
-        except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError):
-            read = None
-        if read is None or not all(0 <= weight <= _MAX_WEIGHT for weight in read):
-            raise UsageError(
-                f"{path}: not the weights (0 to {_MAX_WEIGHT:g}) of an encoder and a linear model; "
-                "restore it as it was published"
-            )
-        return read
+        pairs = torch.tensor([pair for pair in product(_WEIGHTS, _WEIGHTS) if any(pair)])
+        how: Any = {"reduction": "none", "label_smoothing": _SMOOTHING}
+        logits = (cls(*pair).logits(encoder, linear) for pair in pairs.tolist())
+        losses = torch.stack([F.cross_entropy(one, targets, **how) for one in logits])
+        means = losses.mean(1)
+        alone = int(means.where(pairs[:, 0] == 0, torch.inf).argmin())
+        gain = losses[alone] - losses[means.argmin()]
+        error = float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else float("inf")
+        if float(gain.mean()) <= _CLEAR * error:
+            return cls(*pairs[alone].tolist())
+        far = _PRIOR * ((pairs - torch.tensor([0.0, 1.0])) ** 2).sum(1)
+        mean = torch.softmax(-losses.sum(1) - far, 0) @ pairs
+        return cls(*(round(weight, 4) for weight in mean.tolist()))
 
 
 _LEAST = -60.0  # log-probability, so that zero times that of an impossible label is zero
 
 
-def save_mixture(folder: Path, scores: Mapping[str, float]) -> None:
-    """Write the weights that are among the scores of published weights, if any are."""
+def load_mixture(folder: Path) -> tuple[Mixture | None, dict[str, np.ndarray]]:
+    """Read the weights of a folder, if there are any, and arrays of a linear model beside them."""
+    path = folder / MIXTURE_FILE
+    if not path.is_file():
+        return None, {}
+    verify(folder, MIXTURE_FILE)
+    try:
+        with open(path, "rb") as file:
+            tables = load(file.read(_MAX_BYTES))
+        read = Mixture(*(float(tables.pop(key)) for key in Mixture._fields))
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError):
+        read, tables = None, {}
+    if read is None or not all(0 <= weight <= _MAX_WEIGHT for weight in read):
+        raise UsageError(
+            f"{path}: not the weights (0 to {_MAX_WEIGHT:g}) of an encoder and a linear model; "
+            "restore it as it was published"
+        )
+    return read, tables
+
+
+def save_mixture(
+    folder: Path, scores: Mapping[str, float], tables: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Write the weights that are among the scores of published weights, if any are.
+
+    `tables` are those of the linear model, if it was fitted again since they were chosen.
+    """
     path = folder / MIXTURE_FILE
     if not all(key in scores for key in _KEYS):
         path.unlink(missing_ok=True)
         return
-    chosen = Mixture(*(scores[key] for key in _KEYS))
-    tables = {key: torch.tensor(value) for key, value in chosen._asdict().items()}
-    write_atomically(path, save(tables))
+    whole = {key: np.ascontiguousarray(table) for key, table in (tables or {}).items()}
+    weights = zip(Mixture._fields, (scores[key] for key in _KEYS), strict=True)
+    whole |= {key: np.array(value, np.float32) for key, value in weights}
+    write_atomically(path, save(whole))

@@ -26,6 +26,7 @@ from regard.data.parts import NEEDED, Dataset, PartsAsked
 from regard.data.rows import RowEncoder, TokenRow, collate
 from regard.data.split import Split
 from regard.errors import UsageError, log
+from regard.metrics.linear import neighbours
 from regard.modalities.base import (
     Choose,
     FoundInputs,
@@ -220,8 +221,8 @@ class Text(Modality[Any, TextFormat, LabelData]):
         whole = getattr(model.config, "pool", "mean") in _WHOLE_POOLS
         return super().tokens(model, raw, format)._replace(reads=None if whole else [0])
 
-    def vectors(self, part: Sequence[Example | Sentence], format: Any) -> list[str]:
-        """Texts or words."""
+    def vectors(self, part: Sequence[Any], format: Any) -> list[Any]:
+        """Texts."""
         return [unit for item in part for unit, _ in item.units]
 
     def features(self, raws: Sequence[TokenRow], format: TextFormat) -> list[str]:
@@ -233,7 +234,7 @@ class Words(Text):
     """Texts, or lists of their words."""
 
     columns = (*WORD_KEYS, *Text.columns)
-    baseline = "the commonest tag of each word"
+    baseline = "a linear model of words and neighbours"
 
     def rows(
         self,
@@ -260,6 +261,10 @@ class Words(Text):
     def reader(self, source: Any) -> SentenceReader:
         """What reads a file of words and tags."""
         return SentenceReader(source)
+
+    def vectors(self, part: Sequence[Sentence], format: Any) -> list[tuple[str, ...]]:
+        """Each word with its neighbours."""
+        return [window for item in part for window in neighbours(item.words)]
 
     def judged(self, part: Sequence[Any], labels: Sequence[str]) -> JudgedUnits:
         """Where each word is; the words of a sentence are resampled together."""

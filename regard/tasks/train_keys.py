@@ -67,18 +67,18 @@ ClassifyOwn = TypedDict("ClassifyOwn", {
 "bpe_dropout": Any, "broken": Any, "buckets": Any, "channels": Any, "chunk": Any,
 "class_weights": Any, "cluster_beam": Any, "clusters": Any, "columns": Any, "cutmix": Any,
 "decoder_depth": Any, "depths": Any, "distil": Any, "distil_weight": Any, "drop_path": Any,
-"embeddings": Any, "encoding": Any, "erase": Any, "family": Any, "feature_dropout": Any,
-"feature_rows": Any, "features": Any, "feed_forward": Any, "few": Any, "ffn_dropout": Any,
-"fit": Any, "foreign": Any, "frequency_masks": Any, "frequency_share": Any,
-"frequency_warp": Any, "head_dropout": Any, "header": Any, "hop": Any, "image": Any,
-"inner_width": Any, "kernel": Any, "label_smoothing": Any, "labels": Any, "like": Any,
-"linear": Any, "loss": Any, "max_length": Any, "mels": Any, "members": Any, "mixup": Any,
-"names": Any, "none": Any, "normalise": Any, "order": Any, "padding": Any, "patch": Any,
-"pattern": Any, "pieces": Any, "pool": Any, "r_drop": Any, "rate": Any, "separator": Any,
-"share": Any, "skip_bad": Any, "sound": Any, "speeds": Any, "stem": Any, "strength": Any,
-"stride": Any, "subsampling": Any, "teacher": Any, "temperature": Any, "threshold": Any,
-"tile": Any, "time_masks": Any, "time_share": Any, "time_warp": Any, "tokenizer": Any,
-"valid_by": Any, "widths": Any, "window": Any, "word_dropout": Any
+"encoding": Any, "erase": Any, "family": Any, "feature_dropout": Any, "feature_rows": Any,
+"features": Any, "feed_forward": Any, "few": Any, "ffn_dropout": Any, "fit": Any,
+"foreign": Any, "frequency_masks": Any, "frequency_share": Any, "frequency_warp": Any,
+"head_dropout": Any, "header": Any, "hop": Any, "image": Any, "inner_width": Any, "kernel": Any,
+"label_smoothing": Any, "labels": Any, "like": Any, "linear": Any, "loss": Any,
+"max_length": Any, "mels": Any, "members": Any, "mixup": Any, "names": Any, "none": Any,
+"normalise": Any, "order": Any, "padding": Any, "patch": Any, "pattern": Any, "pieces": Any,
+"pool": Any, "r_drop": Any, "rate": Any, "separator": Any, "share": Any, "skip_bad": Any,
+"sound": Any, "speeds": Any, "stem": Any, "strength": Any, "stride": Any, "subsampling": Any,
+"teacher": Any, "temperature": Any, "threshold": Any, "tile": Any, "time_masks": Any,
+"time_share": Any, "time_warp": Any, "tokenizer": Any, "valid_by": Any, "widths": Any,
+"window": Any, "word_dropout": Any
 }, total=False)
 class ClassifyKeys(Given, Common, ClassifyOwn): ...
 
@@ -176,8 +176,8 @@ TagOwn = TypedDict("TagOwn", {
 "batch_rows": Any, "bpe_dropout": Any, "class_weights": Any, "column": Any, "columns": Any,
 "encoding": Any, "family": Any, "feature_dropout": Any, "feature_rows": Any, "features": Any,
 "feed_forward": Any, "ffn_dropout": Any, "head_dropout": Any, "inner_width": Any, "join": Any,
-"label_smoothing": Any, "like": Any, "loss": Any, "max_length": Any, "members": Any,
-"order": Any, "pieces": Any, "pool": Any, "r_drop": Any, "skip_bad": Any, "tokenizer": Any,
-"word_dropout": Any
+"label_smoothing": Any, "like": Any, "linear": Any, "loss": Any, "max_length": Any,
+"members": Any, "order": Any, "pieces": Any, "pool": Any, "r_drop": Any, "skip_bad": Any,
+"tokenizer": Any, "word_dropout": Any
 }, total=False)
 class TagKeys(Given, Common, TagOwn): ...

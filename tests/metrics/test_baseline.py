@@ -13,29 +13,18 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 import regard
 from regard.errors import UsageError
-from regard.layers.block import BlockConfig
 from regard.metrics import baselines as baseline
 from regard.metrics.baselines import (
     BASELINE_FILE,
     COMMONEST,
     Baselines,
-    bigram_gain,
     downsample,
     frequency_loss,
 )
 from regard.metrics.evaluation import WARNING, beside_baselines
 from regard.metrics.labels import one_hot
-from regard.metrics.linear import ngrams
-from regard.models.bert import Bert, BertConfig
-from regard.tasks.text.classify import CLASSIFY
-from regard.tasks.text.few_texts import (
-    BAG_OF_WORDS,
-    HEAD_SCALE,
-    WORD_ORDER,
-    begin_as_naive_bayes,
-    few_text_settings,
-)
-from regard.tasks.text.labelling import LABEL_SHORT_KEYS
+from regard.metrics.linear import neighbours, ngrams
+from regard.tasks.text.classify import CLASSIFY, FEW, few_text_settings
 from regard.training.label_loss import (
     LABEL_LOSSES,
     class_weights,
@@ -44,7 +33,7 @@ from regard.training.label_loss import (
     soft_loss,
 )
 
-NGRAMS, EACH, USUAL, VECTORS, *_ = baseline.BASELINES
+NGRAMS, EACH, WORDS, VECTORS, *_ = baseline.BASELINES
 
 
 def by_hand(texts, numbers, labels, asked):
@@ -97,13 +86,19 @@ def test_a_linear_model_tells_texts_apart_and_needs_no_scikit_learn_to_do_so(mon
     assert learnt.scores(["", "w5 w6"], one_hot([0, 0], 4))[NGRAMS]["accuracy"] >= 50
 
 
-def test_the_commonest_tag_of_a_word_and_of_rare_words():
-    words = ["the", "dog", "the", "cat", "run", "run", "run", "fox", "a"]
-    tags = np.array([0, 1, 0, 1, 1, 2, 2, 1, 0])
-    learnt = Baselines.fit(USUAL, words, one_hot(tags, 3))
-    scores = learnt.scores(["the", "run", "unheard"], one_hot([0, 2, 1], 3))
-    assert scores[USUAL]["accuracy"] == 100
-    assert scores[COMMONEST]["accuracy"] == pytest.approx(100 / 3)
+def test_a_linear_model_of_words_knows_their_neighbours_and_ends():
+    chance = np.random.default_rng(0)
+    words, tags = [], []
+    for _ in range(60):
+        left = ["they", "the"][chance.integers(2)]
+        sentence = [left, "saw", f"{chance.choice(list('abcdefg'))}{chance.integers(99)}ing"]
+        words += neighbours(sentence)
+        tags += [0, 1 if left == "they" else 2, 3]
+    assert neighbours(["a", "b"]) == [("", "", "a", "b", ""), ("", "a", "b", "", "")]
+    learnt = Baselines.fit(WORDS, words, one_hot(tags, 4))
+    asked = [*neighbours(["they", "saw", "unheardof", "swing"]), *neighbours(["the", "saw"])]
+    assert learnt.logits(asked).argmax(1)[[1, 3, 5]].tolist() == [1, 3, 2]
+    assert learnt.scores(asked[:2], one_hot([0, 1], 4))[WORDS]["accuracy"] == 100
 
 
 def test_a_linear_model_of_vectors():
@@ -142,7 +137,8 @@ def test_several_labels_have_one_naive_bayes_each():
 
 def test_several_tags_or_labels_of_images_have_the_commonest_answer():
     wanted = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=bool)
-    scores = Baselines.fit(USUAL, ["a", "b", "c"], wanted).scores(["a", "b", "c"], wanted)
+    words = neighbours(["a", "b", "c"])
+    scores = Baselines.fit(WORDS, words, wanted).scores(words, wanted)
     assert list(scores) == [COMMONEST]
     assert scores[COMMONEST]["accuracy"] == pytest.approx(200 / 3)
 
@@ -151,6 +147,7 @@ def test_several_tags_or_labels_of_images_have_the_commonest_answer():
 def test_baselines_are_read_as_they_were_written(tmp_path, kind):
     nearest = kind in [VECTORS, *_]
     inputs = downsample(np.zeros((2, 1, 4, 4), np.uint8)) if nearest else ["so", "not so"]
+    inputs = neighbours(inputs) if kind == WORDS else inputs
     right = np.array([[1, 1], [0, 1]], bool) if kind == EACH else one_hot([0, 1], 2)
     asked = NGRAMS if kind == EACH else kind
     learnt = Baselines.fit(asked, inputs, right) if kind else Baselines(np.ones(2, bool))
@@ -239,7 +236,7 @@ def words(path):
 
 CASES = {
     "classify": (texts, NGRAMS, {"pieces": 300, "batch_tokens": 200}),
-    "tag": (words, USUAL, {"pieces": 300, "batch_tokens": 100, "valid": "0.2"}),
+    "tag": (words, WORDS, {"pieces": 300, "batch_tokens": 100, "valid": "0.2"}),
     "images": (photos, VECTORS, {"patch": 4, "batch": 8, "valid": "0.3"}),
 }
 
@@ -338,78 +335,15 @@ def reviews(path, rows=300, seed=0):
     return path
 
 
-def test_few_texts_begin_where_naive_bayes_ends(tmp_path):
-    """Without learning, a model that begins by counts is as good as naive Bayes, or nearly so."""
-    data, held = reviews(tmp_path / "t.tsv", 600), reviews(tmp_path / "held.tsv", 400, seed=1)
-    found = {}
-    for name in ("naive_bayes", "random"):
-        out = tmp_path / name
-        still = {"steps": 1, "lr": 0.0, "valid": held, "threads": 1, "quiet": True, "linear": False}
-        regard.train("classify", data=data, out=out, embeddings=name, pieces=300, **still)
-        judged: Any = regard.evaluate(out, data=held)
-        found[name] = judged.scores[0].value
-    bayes = judged.baselines[NGRAMS]["accuracy"]
-    assert bayes > 60 and found["naive_bayes"] > bayes - 5
-    assert found["random"] < 60
-
-
-def test_a_model_that_begins_by_counts_reads_likelihood_ratios():
-    """A token that uneven labels use alike tells nothing of them, whatever is commonest."""
-    chance = np.random.default_rng(0)
-    block = BlockConfig(width=16, heads=2, ffn_width=16)
-    model = Bert(BertConfig(vocab=9, depth=1, block=block, head="classify", labels=3))
-    rows = [chance.integers(0, 9, 6) for _ in range(60)]
-    numbers = np.minimum(chance.integers(0, 9, 60), 2)  # the last label is the commonest
-    begin_as_naive_bayes(model, rows, one_hot(numbers, 3), seed=1)
-    table, head = model.embed.tokens.weight, model.head.out.weight
-    found = table @ head.T / HEAD_SCALE
-    for token in range(9):
-        logs = []
-        for label in range(3):
-            own = [set(row.tolist()) for row, n in zip(rows, numbers, strict=True) if n == label]
-            total = sum(map(len, own)) + 9
-            logs.append(math.log((sum(token in some for some in own) + 1) / total))
-        wanted = np.clip(np.array(logs) - sum(logs) / 3, -3, 3)
-        assert found[token].detach().numpy() == pytest.approx(wanted, abs=1e-5)
-
-
-BAGS = ["good film", "film good", "bad film", "film bad"] * 30
-ORDERS = ["a b c", "c b a", "a b d", "d b a"] * 30
-RIGHT = {"bag": np.array([0, 0, 1, 1] * 30), "order": np.array([0, 1, 0, 1] * 30)}
-
-
-def test_what_order_is_worth_is_seen_in_naive_bayes():
-    assert bigram_gain(BAGS, RIGHT["bag"], 2) == 0
-    assert bigram_gain(ORDERS, RIGHT["order"], 2) > 40
-
-
-def test_defaults_follow_the_texts():
-    def of(texts=BAGS, right=RIGHT["bag"], **values):
-        given = {"data": "x", **values}
-        why, found = few_text_settings(
-            given, LABEL_SHORT_KEYS, len(texts), lambda: bigram_gain(texts, right, 2)
-        )
-        assert not found.keys() & values.keys() and bool(why) == bool(found)
+def test_defaults_follow_the_number_of_texts():
+    def of(texts=300, **values):
+        found = few_text_settings({"data": "x", **values}, texts)
+        assert not found.keys() & values.keys()
         return found
 
-    assert of() == BAG_OF_WORDS and of(ORDERS, RIGHT["order"]) == WORD_ORDER
-    assert of([*BAGS] * 100, np.tile(RIGHT["bag"], 100)) == {}
-    assert of(init="x") == of(like="bert") == {}
-    assert not {"depth", "width", "lr"} & set(of(size="tiny"))
-    assert "epochs" not in of(steps=10)
-    assert of(minutes=2) == BAG_OF_WORDS
-    assert not {"tokenizer", "embeddings"} & set(of(pieces=300))
-    assert (
-        "dropout"
-        not in few_text_settings({"model.block.dropout": 0.5}, LABEL_SHORT_KEYS, 9, lambda: 0.0)[1]
-    )
+    assert of()["tokenizer"] == "unigram" and of(FEW) == of() == of(minutes=2, size="small")
+    assert of(FEW + 1) == of(init="x") == of(like="bert") == {}
+    assert "epochs" not in of(steps=10) and "pieces" in of(steps=10)
+    assert not {"tokenizer", "pieces"} & of(pieces=300).keys() and "epochs" in of(pieces=300)
     settings = CLASSIFY.resolve({**of(), "data": "x"})
-    assert settings.epochs == BAG_OF_WORDS["epochs"] and settings.steps is None
-
-
-@pytest.mark.parametrize("key", ["init", "like"])
-def test_only_a_new_model_begins_by_counts(key):
-    model = {"init": "nowhere", "like": "bert"}[key]
-    match = "embeddings=naive_bayes is for a new model" if key == "like" else "nowhere"
-    with pytest.raises(UsageError, match=match):
-        CLASSIFY.resolve({"data": "x", "embeddings": "naive_bayes", key: model})
+    assert settings.epochs == of()["epochs"] and settings.steps is None

@@ -14,13 +14,14 @@ import regard
 from regard.errors import UsageError
 from regard.insight.causes import causes
 from regard.metrics.baselines import BASELINE_FILE
+from regard.metrics.linear import neighbours
 from regard.metrics.mixture import MIXTURE_FILE, Mixture
 from regard.tasks import task
 from regard.tasks.labels import objective
 from regard.tasks.prepare import settle
 from tests.zoo import ANIMALS
 
-TASKS = {"classify": "classify", "images": "images", "series": "series", "sounds": "sounds"}
+TASKS = {kind: kind for kind in ("classify", "tag", "images", "series", "sounds")}
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -50,33 +51,44 @@ def weighted(run: Path, to: Path, **weights: float) -> Path:
     return to
 
 
-def read(kind: str, zoo, runner) -> list[Any]:
-    """Some inputs of the training part, as they are read."""
+def parts(kind: str, zoo) -> Any:
+    """The parts that a model of the defaults learns from."""
     settled = settle(task(TASKS[kind]), {**told(kind, zoo), "out": "nowhere"})
-    part: Any = settled.objective.read(settled.settings, None)["train"]
-    return list(runner.codec.modality.raws(part, runner.codec.format))[:7]
+    return settled.objective.read(settled.settings, None)
 
 
 def test_the_answer_is_that_of_both_parts(kind, run, zoo, tmp_path):
     both = regard.load(weighted(run, tmp_path / "both", encoder=0.5, linear=0.25))
-    raws = read(kind, zoo, both)
-    predictor = both.predictor
-    with torch.inference_mode():
-        inputs = both.codec.modality.collate(raws, both.codec.format)
-        encoder = both.model(**inputs) if isinstance(inputs, dict) else both.model(*inputs)
-    linear = both.codec.baselines.logits(both.codec.modality.features(raws, both.codec.format))
-    logs = encoder.log_softmax(-1), torch.from_numpy(linear).log_softmax(-1)
+    alone = regard.load(weighted(run, tmp_path / "alone", encoder=1.0, linear=0.0))
+    part, codec = parts(kind, zoo)["valid"], both.codec
+    encoder = np.log(alone.predictor.part_probabilities(part, alone.predictor.plain))
+    linear = codec.baselines.logits(codec.modality.vectors(part, codec.format))
+    logs = torch.from_numpy(encoder), torch.from_numpy(linear).log_softmax(-1)
     wanted = (0.5 * logs[0] + 0.25 * logs[1]).softmax(-1)
-    found = predictor.probabilities(raws, predictor.plain)
+    found = both.predictor.part_probabilities(part, both.predictor.plain)
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
 def test_neighbours_in_a_batch_never_matter(kind, run, zoo, tmp_path):
     runner = regard.load(weighted(run, tmp_path / "linear", encoder=0.0, linear=1.0))
-    raws, predictor = read(kind, zoo, runner), runner.predictor
+    predictor, part = runner.predictor, parts(kind, zoo)["train"]
+    if kind == "tag":
+        whole = predictor.word_probabilities([x.words for x in part[:7]], predictor.plain)
+        single = [predictor.word_probabilities([x.words], predictor.plain)[0] for x in part[:7]]
+        np.testing.assert_array_equal(np.concatenate(whole), np.concatenate(single))
+        return
+    raws = list(runner.codec.modality.raws(part, runner.codec.format))[:7]
     whole = predictor.probabilities(raws, predictor.plain)
     single = [predictor.probabilities([raw], predictor.plain)[0] for raw in raws]
     np.testing.assert_array_equal(whole, np.stack(single))
+
+
+def test_words_of_a_long_sentence_know_their_neighbours_in_another_window(zoo, tmp_path):
+    run = regard.train("tag", out=tmp_path / "run", quiet=True, **told("tag", zoo)).folder
+    runner = regard.load(weighted(Path(run), tmp_path / "linear", encoder=0.0, linear=1.0))
+    words = [word for item in parts("tag", zoo)["train"][:9] for word in item.words]
+    linear = runner.codec.baselines.logits(neighbours(words)).argmax(1)
+    assert [runner.codec.labels[n] for n in linear] == runner.run([words], max_length=8)[0].tags
 
 
 def test_it_is_told_everywhere_and_judged_as_it_was_validated(kind, run, zoo):
@@ -89,18 +101,50 @@ def test_it_is_told_everywhere_and_judged_as_it_was_validated(kind, run, zoo):
     assert shown["accuracy"] == pytest.approx(float(rows[0][2]), abs=0.01)
 
 
-def test_it_is_never_right_less_often_than_the_linear_model_on_held_out_rows():
+def test_held_out_rows_decide_how_much_each_part_weighs():
     chance = torch.Generator().manual_seed(0)
-    for n in range(20):
-        targets = torch.randint(3, (40,), generator=chance)
+
+    def rows(count: int, *strengths: float) -> list[torch.Tensor]:
+        """Logits of parts that are so good, each with noise of its own, and the labels."""
+        targets = torch.randint(3, (count,), generator=chance)
         right = torch.nn.functional.one_hot(targets, 3).float()
-        encoder, linear = (right * s + torch.randn(40, 3, generator=chance) for s in (n % 4, 2))
-        chosen = Mixture.choose(encoder, linear, targets)
-        hits = [(x.argmax(1) == targets).sum() for x in (chosen.logits(encoder, linear), linear)]
-        assert hits[0] >= hits[1]
-    noise = torch.randn(40, 3, generator=chance)
-    assert Mixture.choose(noise, 5 * right, targets).linear > 0
-    assert Mixture.choose(5 * right, noise, targets).encoder > 0
+        noise = (torch.randn(count, 3, generator=chance) for _ in strengths)
+        return [*(s * right + n for s, n in zip(strengths, noise, strict=True)), targets]
+
+    for count in (40, 400):
+        noise, good, targets = rows(count, 0, 5)
+        assert Mixture.choose(noise, good, targets).encoder < 0.25
+        assert Mixture.choose(good, noise, targets).encoder > 0.5
+    for _ in range(10):
+        encoder, linear, targets = rows(300, 2, 2)
+        both = Mixture.choose(encoder, linear, targets)
+        found = [both.logits(encoder, linear), linear.log_softmax(-1)]
+        losses = [torch.nn.functional.cross_entropy(x, targets) for x in found]
+        assert losses[0] < losses[1] and min(both) > 0
+    weights = [Mixture.choose(*rows(30, 1, 2)).encoder for _ in range(20)]
+    assert 0 in weights, "few rows tell too little to trust an encoder that is no better"
+
+
+def test_the_linear_model_learns_the_validation_part_at_the_end(kind, run, zoo):
+    runner = regard.load(run)
+    beside, codec = runner.codec.baselines, runner.codec
+    if not beside.mixture.linear:
+        pytest.skip("the encoder answers alone")
+    data = parts(kind, zoo)
+    alone = objective.fit_baselines(codec, [data["train"]])
+    whole = objective.fit_baselines(codec, [data["train"], data["valid"]], alone.chosen)
+    for arrays, wanted in ((beside.tables, alone.tables), (beside.refitted, whole.tables)):
+        assert arrays.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(arrays[name], array)
+    assert not np.array_equal(beside.tables["bias"], beside.refitted["bias"])
+    assert beside.chosen in json.loads((run / "recipe.json").read_text())["linear"]
+    assert "fitted to the validation part, too" in (run / "README.md").read_text()
+    notes = {
+        part: str(regard.evaluate(run, data=str(zoo.data(kind)), part=part).to_dict())
+        for part in ("valid", "train")
+    }
+    assert "has not learnt its rows" in notes["valid"] and "learnt" not in notes["train"]
 
 
 def test_resuming_keeps_the_linear_part(zoo, tmp_path):
@@ -109,7 +153,7 @@ def test_resuming_keeps_the_linear_part(zoo, tmp_path):
     before = (tmp_path / "whole" / MIXTURE_FILE).read_bytes()
     (tmp_path / "whole" / MIXTURE_FILE).unlink()  # lost, and published again
     again = regard.train("classify", out=tmp_path / "whole", quiet=True, **how)
-    assert again.scores == whole.scores
+    assert again.scores == whole.scores and again.step == whole.step
     assert (tmp_path / "whole" / MIXTURE_FILE).read_bytes() == before
 
 

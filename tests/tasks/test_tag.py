@@ -161,7 +161,7 @@ def test_a_window_is_tagged_as_if_it_were_all(tagger):
     (whole,) = tagger.predictor.word_probabilities([words], tagger.check({"max_length": 16}))
     parts = sentence_windows(tagger.codec.encoder, words, 16)
     assert len(parts) > 2
-    for _, _, window in parts:
+    for _, _, window, _ in parts:
         (alone,) = tagger.predictor.word_probabilities(
             [words[window.first : window.last]], tagger.check({})
         )

@@ -16,7 +16,6 @@ from regard.errors import UsageError, log
 from regard.files import read_json, write_json
 from regard.files.hashes import seal, unseal
 from regard.metrics.baselines import Baselines
-from regard.metrics.mixture import UNHEARD
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import Modality, NoneOfThese, One
 from regard.tasks.frame.answers import Classified, Unread, Valued
@@ -110,11 +109,10 @@ class Classifier(Predictor[Classified]):
         inputs = self.modality.collate(raws, self.codec.format, self.device)
         named = isinstance(inputs, Mapping)
         logits = self.model(**inputs) if named else self.model(*inputs)
-        beside = self.codec.baselines
-        if beside is None or beside.mixture is None:
+        beside, valid = self.codec.baselines, of_valid(settings)
+        if beside is None:
             return logits
-        linear = torch.from_numpy(beside.logits(self.modality.features(raws, self.codec.format)))
-        return beside.mixture.logits(logits, linear.to(logits.device))
+        return beside.added(logits, lambda: self.modality.features(raws, self.codec.format), valid)
 
     @torch.inference_mode()
     def probabilities(self, raws: Sequence[Any], settings: Asked) -> np.ndarray:
@@ -148,8 +146,7 @@ class Classifier(Predictor[Classified]):
     @property
     def caveat(self) -> str:
         """Why attention has no part in an answer, where a linear model alone gives it."""
-        mixture = self.codec.baselines and self.codec.baselines.mixture
-        return UNHEARD if mixture and not mixture.encoder else ""
+        return self.codec.baselines.caveat if self.codec.baselines else ""
 
     def answer_logprobs(self, given: One, settings: LookSettings, expected: Any = None) -> Question:
         """An input with its label and the log-probability of that."""
@@ -269,6 +266,11 @@ def described(answer: Any, probs: np.ndarray, candidates: int) -> dict[str, Any]
         return {"output": str(answer), "note": str(answer)}
     shown = label_candidates(answer.labels, probs, answer.chosen, candidates)
     return {"output": str(answer) or "no label", **shown}
+
+
+def of_valid(settings: Any) -> bool:
+    """Whether it is the validation part that is judged."""
+    return getattr(settings, "part", "") == "valid"
 
 
 def classifier(

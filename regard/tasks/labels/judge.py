@@ -21,6 +21,7 @@ from regard.metrics.labels import (
 )
 from regard.metrics.score import Comparison
 from regard.tasks.frame.answers import Valued
+from regard.tasks.labels.classifier import of_valid
 from regard.tasks.labels.decision import NUMBER, threshold_of
 from regard.tasks.labels.settings import LabelEvalSettings
 from regard.tasks.parts import D, Judge, ScoredPredictions, System
@@ -148,7 +149,13 @@ class LabelJudge(Judge[D, E, np.ndarray]):
             scores.insert(1, top_k(results.targets.argmax(1), predictions, _TOP, unit))
         show = codec.modality.judged(part, codec.labels).show
         errors = results.errors(settings.errors, show)
-        details = results.details(errors, baseline_scores(codec, part))
+        valid = of_valid(settings)
+        if valid and codec.baselines is not None and codec.baselines.refitted:
+            data.notes.append(
+                "part=valid is judged by a linear model that has not learnt its rows; run answers "
+                "by one that has"
+            )
+        details = results.details(errors, baseline_scores(codec, part, valid))
         return ScoredPredictions(scores, len(results.targets), details, made_with, rows=rows)
 
     def compare(
@@ -174,8 +181,8 @@ class LabelJudge(Judge[D, E, np.ndarray]):
         return rows
 
 
-def baseline_scores(codec: Any, part: Any) -> dict[str, dict[str, float]]:
-    """Scores of the commonest label and of a simple classifier."""
+def baseline_scores(codec: Any, part: Any, valid: bool = True) -> dict[str, dict[str, float]]:
+    """Scores of the commonest label and of a simple classifier, on a part: `valid` or another."""
     if codec.baselines is None:
         return {}
     modality = codec.modality
@@ -183,7 +190,7 @@ def baseline_scores(codec: Any, part: Any) -> dict[str, dict[str, float]]:
         modality.vectors(part, codec.format),
         modality.label_table(part, codec.labels),
     )
-    return codec.baselines.scores(vectors, targets)
+    return codec.baselines.scores(vectors, targets, valid)
 
 
 def valid_scores(results: LabelResults, by_f1: bool) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """How a classifier learns labels, whatever an input is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from typing_extensions import TypeVar
 from regard.data.labels import label_list
 from regard.data.parts import Dataset
 from regard.errors import UsageError
+from regard.files.hashes import unseal
 from regard.metrics.baselines import MAX_LABELS, Baselines
-from regard.metrics.mixture import MIXED_ROWS, Mixture, save_mixture
+from regard.metrics.mixture import MIXED_ROWS, Mixture, load_mixture, save_mixture
 from regard.metrics.outliers import Outliers
 from regard.modalities.base import LabelledBatch, Modality, NoneOfThese
 from regard.models import task_changes
@@ -40,6 +42,7 @@ from regard.training.label_loss import class_weights, imbalance_notes, target_lo
 S = TypeVar("S", bound=LabelTrainSettings, default=LabelTrainSettings)
 C = TypeVar("C", bound=LabelCodec, default=MediaCodec)
 Loss = Callable[[Any, Tensor | None], Tensor]  # summed over a batch, by the weights of labels
+_AGAIN = "after the last step the linear model is fitted to the validation part, too"
 
 
 class LabelObjective(Objective[S, D, C]):
@@ -138,7 +141,7 @@ def with_linear(
     settings = replace(settings, **adds)
     if not adds["linear"]:
         return settings, choice
-    told, remedy = {"linear": "true"}, "linear=false leaves the encoder alone"
+    told, remedy = {"linear": "true"}, f"{_AGAIN}; linear=false leaves the encoder alone"
     if choice is None:
         return settings, Choice(f"{rows:,} training rows (up to {MIXED_ROWS:,})", told, remedy)
     told, remedy = {**choice.settings, **told}, f"{choice.remedy}; {remedy}"
@@ -147,13 +150,20 @@ def with_linear(
 
 def with_baselines(codec: C, train: Any) -> C:
     """A codec with a simple classifier that has learnt from the training part."""
+    own: Any = codec
+    return replace(own, baselines=fit_baselines(codec, [train]))
+
+
+def fit_baselines(codec: LabelCodec, parts: Sequence[Any], *chosen: str) -> Baselines:
+    """A simple classifier that has learnt from parts: the one that was chosen, if one was."""
     modality, most = codec.modality, codec.modality.baseline_rows
     if most is not None:
-        train = train.pick(np.linspace(0, len(train) - 1, min(len(train), most)).astype(np.int64))
-    targets = modality.label_table(train, codec.labels)
-    fitted = Baselines.fit(modality.baseline, modality.vectors(train, codec.format), targets)
-    own: Any = codec
-    return replace(own, baselines=fitted)
+        rows = (np.linspace(0, len(x) - 1, min(len(x), most)).astype(np.int64) for x in parts)
+        parts = [part.pick(some) for part, some in zip(parts, rows, strict=True)]
+    targets = np.concatenate([modality.label_table(part, codec.labels) for part in parts])
+    read = [modality.vectors(part, codec.format) for part in parts]
+    vectors = np.concatenate(read) if isinstance(read[0], np.ndarray) else list(chain(*read))
+    return Baselines.fit(modality.baseline, vectors, targets, *chosen)
 
 
 def label_lesson(
@@ -187,8 +197,10 @@ def label_lesson(
         data.notes.extend(imbalance_notes(often, codec.labels, settings.class_weights))
     weights = class_weights(settings.class_weights, often, len(targets), several)
     weights = None if weights is None else weights.to(settings.device)
+    adds = isinstance(settings, LinearTrain) and bool(settings.linear)
     if codec.baselines is not None and codec.baselines.chosen:
-        facts = {**facts, "linear": codec.baselines.chosen}
+        told = [codec.baselines.chosen, *([_AGAIN] if adds else [])]
+        facts = {**facts, "linear": "; ".join(told)}
 
     @cache
     def of_linear() -> tuple[Tensor, Tensor]:
@@ -198,7 +210,7 @@ def label_lesson(
         right = modality.label_table(valid, codec.labels).argmax(1)
         return torch.from_numpy(found), torch.from_numpy(right)
 
-    linear = of_linear if isinstance(settings, LinearTrain) and settings.linear else None
+    linear = of_linear if adds else None
 
     def validate(share: float) -> dict[str, float]:
         valid, plain = data["valid"], predictor.plain
@@ -214,6 +226,8 @@ def label_lesson(
         if isinstance(settings, NoneTrain) and settings.none:
             published = runner.task.load(folder, *load_folder(folder))
             published.predictor.note_none(folder, data, settings.none, settings.foreign)
+        if linear is not None:
+            refit(folder, codec, data)
 
     one, how = runner.inputs.one, "Several" if several else "One"
     article = "an" if one[0] in "aeio" else "a"
@@ -229,6 +243,19 @@ def label_lesson(
         finish=finish,
         dynamic=dynamic,
     )
+
+
+def refit(folder: Path, codec: LabelCodec, data: Dataset[Any]) -> None:
+    """Fit the linear model of a published folder again, to the validation part, too.
+
+    The weights stay, which were chosen by the one before; that goes on judging the validation part.
+    """
+    (mixture, done), before = load_mixture(folder), codec.baselines
+    if mixture is None or not mixture.linear or done or before is None:
+        return
+    fitted = fit_baselines(codec, [data["train"], data["valid"]], before.chosen)
+    unseal(folder)
+    save_mixture(folder, mixture.scores, fitted.tables)
 
 
 def mixed(

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from regard.data.label_clusters import FILE, cluster_labels, load_clusters, save_clusters
 from regard.data.labelled import FINENESS, ExampleFormat
-from regard.data.labels import check_single_labels, label_table
+from regard.data.labels import check_single_labels
 from regard.data.rows import TextBatch, TokenRow
 from regard.data.split import SPLITS
 from regard.errors import UsageError
 from regard.layers.heads import ClassificationHead
-from regard.metrics.baselines import bigram_gain
 from regard.modalities import MODALITIES, modality_of
 from regard.modalities.text import TEXT, LabelData, LabelSource
 from regard.models import serving
@@ -35,7 +34,6 @@ from regard.tasks.labels.settings import LinearTrain
 from regard.tasks.parts import Choice, Learnt, Lesson, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
-from regard.tasks.text.few_texts import EMBEDDINGS, FEW, few_text_settings
 from regard.tasks.text.labelling import (
     ENCODER_SIZES,
     LABEL_SHORT_KEYS,
@@ -50,6 +48,11 @@ from regard.tasks.text.labelling import (
     text_loss,
 )
 from regard.training.label_loss import clustered
+
+FEW = 10_000  # texts up to which other settings are better; chosen on parts of SST-2 and TREC
+_FEW_SETTINGS = {"tokenizer": "unigram", "pieces": 2000, "ema": 0.99, "epochs": 10}
+# who sets one of these has an opinion on all of them
+_TOGETHER = ({"tokenizer", "pieces", "features", "bpe_dropout"}, {"steps", "epochs"})
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,7 @@ class ClassifyTrain(ExampleSettings, LinearTrain, LabelTrain):
         group="data",
     )
     threshold: float = setting(0.5, "probability threshold of multi-label texts", min=0, max=1)
-    embeddings: str = setting("random", "initial embeddings", choices=EMBEDDINGS)
-    few: bool = setting(True, "choose another model where texts are few; false: as size= says")
+    few: bool = setting(True, "another tokenizer and fewer steps where texts are few")
 
     def facts(self) -> dict[str, Any]:
         """How labels were read, which evaluations go by."""
@@ -106,6 +108,15 @@ class ClassifyEval(ExampleSettings, LabelEval, ClassifyRun):
     """What an evaluation of a classifier can be told."""
 
     labels: str | None = setting(None, "of labels such as NUM:date", choices=FINENESS, group="data")
+
+
+def few_text_settings(values: Mapping[str, Any], texts: int) -> dict[str, Any]:
+    """Settings for so few texts where a user gave none, by their short keys."""
+    given = {key for key, value in values.items() if value is not None}
+    if texts > FEW or given & {"init", "like", "family"}:
+        return {}
+    given = given.union(*(some for some in _TOGETHER if given & some))
+    return {key: value for key, value in _FEW_SETTINGS.items() if key not in given}
 
 
 def clusters_of(config: ModelConfig) -> int:
@@ -213,18 +224,12 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
     def resolve(
         self, task: Task, values: Mapping[str, Any], origin: Origin | None
     ) -> ClassifyTrain:
-        """Refuse embeddings that are not for this model, and a beam of more than all clusters."""
+        """Refuse a beam of more than all clusters."""
         settings = super().resolve(task, values, origin)
         beam, clusters = values.get("cluster_beam"), clusters_of(settings.model)
         if beam and settings.model.cluster_beam > clusters:
             raise UsageError(
                 f"cluster_beam={beam} is more than clusters={clusters}; lower it or raise those"
-            )
-        usual = settings.family == serving(self.task)[0] and not (settings.init or settings.like)
-        if settings.embeddings != "random" and not usual:
-            raise UsageError(
-                f"embeddings={settings.embeddings} is for a new model of the usual kind; "
-                "leave it out with init=, like= or family="
             )
         return settings
 
@@ -244,17 +249,11 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
         self, settings: ClassifyTrain, values: Mapping[str, Any], data: LabelData
     ) -> tuple[ClassifyTrain, Choice | None]:
         """Settings that suit few texts where the user gave none, unless few=false."""
-        if data.multilabel or not settings.few:
-            return with_linear(settings, data)
-        train, size = data["train"], len(data.classes)
-
-        def gain() -> float:
-            numbers = label_table(train, data.classes).argmax(1)
-            return bigram_gain([example.text for example in train], numbers, size)
-
-        why, few = few_text_settings(values, LABEL_SHORT_KEYS, len(train), gain)
+        count = len(data["train"])
+        few = {} if data.multilabel or not settings.few else few_text_settings(values, count)
         if not few:
             return with_linear(settings, data)
+        why = f"few texts ({count:,}, at most {FEW:,})"
         choice = Choice(why, few, f"few=false keeps what size={settings.size} has")
         return with_linear(CLASSIFY.resolve({**values, **few}), data, choice)
 
@@ -282,17 +281,13 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
     def model(
         self, data: LabelData, codec: LabelTextCodec, settings: ClassifyTrain, origin: Origin | None
     ) -> tuple[str, nn.Module]:
-        """Begin outputs at the log odds of several labels, and embeddings as naive Bayes."""
+        """Begin outputs at the log odds of several labels."""
         name, model = super().model(data, codec, settings, origin)
-        train, targets = data["train"], TEXT.label_table(data["train"], codec.labels)
         if data.multilabel and not (origin is not None and origin.was(self.task, codec.labels)):
             heads = [part for part in model.modules() if isinstance(part, ClassificationHead)]
+            targets = torch.from_numpy(TEXT.label_table(data["train"], codec.labels))
             for head in heads:  # else each label begins with half a chance, which costs many steps
-                head.start_at(torch.from_numpy(targets).to(head.out.bias.device))
-        if settings.embeddings != "random":
-            rows = codec.encoder.texts([e.text for e in train], settings.max_length)
-            begin = EMBEDDINGS[settings.embeddings]
-            begin(model, (row.ids for row in rows), targets, settings.seed)
+                head.start_at(targets.to(head.out.bias.device))
         return name, model
 
     def lesson(self, runner: Runner[Any], data: LabelData, settings: ClassifyTrain) -> Lesson:

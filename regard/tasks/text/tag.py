@@ -17,6 +17,7 @@ from regard.data.rows import TextBatch, TokenRow, collate
 from regard.data.word_windows import WordPlaces, WordWindow, sentence_windows, word_places
 from regard.decode.batching import in_batches
 from regard.errors import UsageError
+from regard.metrics.linear import neighbours
 from regard.modalities.text import WORDS, LabelData, LabelSource, TextFormat
 from regard.modalities.tokens import text_keys
 from regard.models.protocols import Model
@@ -25,8 +26,10 @@ from regard.tasks.frame.answers import TAG_FORMATS, Tagged
 from regard.tasks.frame.origin import Origin
 from regard.tasks.frame.question import Question
 from regard.tasks.frame.settings import Asked
+from regard.tasks.labels.classifier import of_valid
 from regard.tasks.labels.judge import LabelJudge
 from regard.tasks.labels.objective import label_lesson
+from regard.tasks.labels.settings import LinearTrain
 from regard.tasks.parts import Learnt, Lesson, Predictor, Task, V
 from regard.tasks.runner import Runner
 from regard.tasks.text.codec import EncoderRun
@@ -65,7 +68,7 @@ class SentenceSettings:
 
 
 @dataclass(frozen=True)
-class TagTrain(SentenceSettings, LabelTrain):
+class TagTrain(SentenceSettings, LinearTrain, LabelTrain):
     """What a training of a tagger can be told."""
 
     join: str = setting("first", "vector of a word, of those of its tokens", choices=lambda: JOINS)
@@ -161,24 +164,31 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
         windows = windows_of(self.codec, sentences, self.format_for(settings).longest)
         lengths = [len(window.row.ids) for window in windows]
         limits = {"tokens": settings.batch_tokens, "rows": settings.batch_rows}
-        probs = in_batches(windows, lengths, self._forward, **limits)
+        probs = in_batches(windows, lengths, partial(self._forward, settings=settings), **limits)
         answers: list[list[np.ndarray]] = [[] for _ in sentences]
         for window, some in zip(windows, probs, strict=True):
             answers[window.sentence].append(some)
         nothing = np.zeros((0, len(self.labels)), dtype=np.float32)
         return [np.concatenate(some) if some else nothing for some in answers]
 
-    def _logits(self, windows: Sequence[WordWindow]) -> Tensor:
-        """Logits (words, labels) of the words of windows."""
+    def _logits(self, windows: Sequence[WordWindow], settings: Asked) -> Tensor:
+        """Logits (words, labels) of the words of windows; a linear part is added."""
         rows, pad = [window.row for window in windows], self.codec.tokenizer.pad
         texts = collate(rows, pad, self.device)
         places = word_places(windows, texts.ids.shape[1], self.device)
-        return word_logits(self.codec, self.model, LabelBatch(texts, places.starts, places))
+        logits = word_logits(self.codec, self.model, LabelBatch(texts, places.starts, places))
+        if (beside := self.codec.baselines) is None:
+            return logits
+
+        def read() -> list[tuple[str, ...]]:
+            return [x for _, _, s, w in windows for x in neighbours(w)[s.tag_from : s.tag_to]]
+
+        return beside.added(logits, read, of_valid(settings))
 
     @torch.inference_mode()
-    def _forward(self, windows: list[WordWindow]) -> list[np.ndarray]:
+    def _forward(self, windows: list[WordWindow], settings: Asked) -> list[np.ndarray]:
         """Probability of each tag of the words of each window."""
-        logits = self._logits(windows).float()
+        logits = self._logits(windows, settings).float()
         sizes = [window.span.tag_to - window.span.tag_from for window in windows]
         return np.split(logits.softmax(-1).cpu().numpy(), np.cumsum(sizes)[:-1])
 
@@ -199,6 +209,11 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
 
     # Looking
 
+    @property
+    def caveat(self) -> str:
+        """Why attention has no part in an answer, where a linear model alone gives it."""
+        return self.codec.baselines.caveat if self.codec.baselines else ""
+
     def _looked_at(
         self, given: TextOrWords, settings: TagLook
     ) -> tuple[list[str], list[WordWindow]]:
@@ -217,7 +232,7 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
 
         @torch.inference_mode()
         def logprobs(copies: int) -> Tensor:
-            logits = self._logits([window] * copies)
+            logits = self._logits([window] * copies, settings)
             return logits.double().log_softmax(-1).view(copies, count, -1)
 
         chosen = logprobs(1)[0].argmax(-1).tolist() if expected is None else list(expected)
@@ -231,6 +246,7 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
             tokens=tokens,
             keys=text_keys(len(tokens)),
             expected=chosen,
+            caveat=self.caveat,
         )
 
     def explain(self, given: TextOrWords, settings: TagLook) -> Picture:
@@ -239,7 +255,7 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
 
         words, (window, *rest) = self._looked_at(given, settings)
         with watch(self.model) as maps:
-            (probs,) = self._forward([window])
+            (probs,) = self._forward([window], settings)
         shown = self._tagged(words[: len(probs)], probs)
         word_ids: list[int] = window.row.word_ids.tolist()
         tags = [shown.tags[n] if 0 <= n < len(probs) else "" for n in word_ids]
@@ -253,7 +269,9 @@ class Tagger(Predictor[Tagged, TagRun, TagLook, TextOrWords]):
             steps=steps,
             source=text,
             output=str(shown),
-            note="the first of several windows" if rest else "",
+            note="; ".join(
+                filter(None, ("the first of several windows" * bool(rest), self.caveat))
+            ),
         )
 
 
@@ -310,7 +328,7 @@ class TagObjective(TextLabels[TagTrain]):
         numbers = {label: n for n, label in enumerate(codec.labels)}
         targets = [
             np.array([numbers[tag] for tag in train[n].tags[span.tag_from : span.tag_to]])
-            for _, n, span in windows
+            for _, n, span, _ in windows
         ]
         if more := len(windows) - len(train):
             data.notes.append(
@@ -327,7 +345,7 @@ class TagObjective(TextLabels[TagTrain]):
             return LabelBatch(texts, torch.from_numpy(right).to(device), places)
 
         def again(i: int, key: int) -> TokenRow:
-            _, n, span = windows[i]
+            _, n, span, _ = windows[i]
             return codec.encoder.words(train[n].words[span.first : span.last], longest, key)
 
         rows = [window.row for window in windows]
