@@ -1,7 +1,7 @@
 """Which examples make up batch n: alike in length, shuffled by epoch, the same whenever asked."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -33,9 +33,12 @@ class IndexBatches:
             )
         if max_rows is not None and max_rows < 1:
             raise UsageError(f"{max_rows} rows a batch; expected at least 1")
-        self.source = np.asarray(lengths[0], dtype=np.int64)
-        self.target = np.asarray(lengths[-1], dtype=np.int64)
-        self.longest = np.maximum(np.stack([np.asarray(c) for c in lengths]).max(axis=0), 1)
+        # millions of rows are sorted, so their numbers are kept small
+        self.source = np.asarray(lengths[0], dtype=np.int32)
+        self.target = np.asarray(lengths[-1], dtype=np.int32)
+        self.longest = np.ones(len(self.source), np.int32)
+        for column in lengths:
+            np.maximum(self.longest, column, out=self.longest, casting="unsafe")
         self.tokens = tokens
         self.max_rows = max_rows or len(self.longest)
         self.seed = seed
@@ -83,15 +86,23 @@ class IndexBatches:
     def _order(self, rng: np.random.Generator | None, noise: float = 1.0) -> np.ndarray:
         """Sort the examples by length, with a little noise so that neighbours change by epoch."""
         count = len(self.longest)
-        source, target, ties = self.source.astype(float), self.target, np.arange(count)
+        target, ties = self.target, np.arange(count, dtype=np.int32)
+        source = self.source.astype(float)
         if rng is not None:
-            ties = rng.permutation(count)
-            source = source + noise * rng.uniform(-0.7, 0.7, count)
+            rng.shuffle(ties)
+            for some in _slices(count):
+                source[some] += noise * rng.uniform(-0.7, 0.7, some.stop - some.start)
             # One in ten examples is taken for one token longer than it is.
-            target = target + (rng.random(count) < 0.1 * noise)
+            target = target.copy()
+            for some in _slices(count):
+                target[some] += rng.random(some.stop - some.start) < 0.1 * noise
         # Sources run up and down in turn, so that they do not jump where the target grows by one.
-        source = np.where(target % 2 == 0, source, -source)
-        return np.lexsort((ties, source, target))
+        np.negative(source, out=source, where=target % 2 == 1)
+        order = np.argsort(target, kind="stable").astype(np.int32)
+        borders = np.flatnonzero(np.diff(target[order])) + 1
+        for some in np.split(order, borders):  # one target length each
+            some[:] = some[np.lexsort((ties[some], source[some]))]
+        return order
 
     def _cut(self, order: np.ndarray) -> list[np.ndarray]:
         """Cut the order into batches, each as long as the budget allows."""
@@ -106,6 +117,12 @@ class IndexBatches:
             batches.append(order[start : start + rows])
             start += rows
         return batches
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Yield what makes up so many rows, a million at once."""
+    for start in range(0, count, 1 << 20):
+        yield slice(start, min(start + (1 << 20), count))
 
 
 class Shuffled:
