@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heappush, heapreplace
 
 import numpy as np
 import torch
@@ -42,13 +43,14 @@ class IndexBatches:
         self.tokens = tokens
         self.max_rows = max_rows or len(self.longest)
         self.seed = seed
-        self._plans: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        # of an epoch, the order of the examples, where each batch begins, and that of the batches
+        self._plans: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         # Every epoch has the same number of batches, so that batch n is found without planning
         # the epochs before it. How many the noise asks for hardly differs; one in a hundred is
         # to spare, and where that is too few, an epoch does without the noise.
-        self._plain = self._cut(self._order(None))
+        plain = len(self._cut(self._order(None)))
         noisy = [len(self._cut(self._order(self._rng(epoch)))) for epoch in range(3)]
-        count = max(len(self._plain), *noisy)
+        count = max(plain, *noisy)
         self._count = min(count + count // 100, len(self.longest))
 
     def len_epoch(self, epoch: int = 0) -> int:
@@ -64,21 +66,29 @@ class IndexBatches:
             self._plans[epoch] = self._plan(epoch)
             if len(self._plans) > _REMEMBERED:
                 self._plans.popitem(last=False)
-        return self._plans[epoch][place]
+        order, starts, batches = self._plans[epoch]
+        batch = batches[place]
+        return order[starts[batch] : starts[batch + 1]]
 
-    def _plan(self, epoch: int) -> list[np.ndarray]:
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Cut one epoch into its batches and shuffle them."""
         rng = self._rng(epoch)
-        for noise in (1.0, 0.0):
-            batches = self._cut(self._order(rng, noise))
-            if len(batches) <= self._count:
+        for noise in (1.0, 0.0, None):
+            order = self._order(None if noise is None else rng, noise or 0.0)
+            starts = self._cut(order)
+            if len(starts) <= self._count:
                 break
-        else:
-            batches = list(self._plain)
-        while len(batches) < self._count:
-            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
-            batches[largest : largest + 1] = np.array_split(batches[largest], 2)
-        return [batches[i] for i in rng.permutation(len(batches))]
+        ends = [*starts[1:], len(order)]
+        largest = [(start - end, start) for start, end in zip(starts, ends, strict=True)]
+        heapify(largest)
+        while len(starts) < self._count:  # the first of the largest is halved
+            size, start = -largest[0][0], largest[0][1]
+            half = -(-size // 2)
+            heapreplace(largest, (-half, start))
+            heappush(largest, (half - size, start + half))
+            starts.append(start + half)
+        starts = np.array([*sorted(starts), len(order)])
+        return order, starts, rng.permutation(self._count)
 
     def _rng(self, epoch: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
@@ -98,25 +108,25 @@ class IndexBatches:
                 target[some] += rng.random(some.stop - some.start) < 0.1 * noise
         # Sources run up and down in turn, so that they do not jump where the target grows by one.
         np.negative(source, out=source, where=target % 2 == 1)
-        order = np.argsort(target, kind="stable").astype(np.int32)
+        narrow = np.int16 if target.max() < 2**15 else np.int32  # is sorted several times faster
+        order = np.argsort(target.astype(narrow), kind="stable").astype(np.int32)
         borders = np.flatnonzero(np.diff(target[order])) + 1
         for some in np.split(order, borders):  # one target length each
             some[:] = some[np.lexsort((ties[some], source[some]))]
         return order
 
-    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        """Cut the order into batches, each as long as the budget allows."""
+    def _cut(self, order: np.ndarray) -> list[int]:
+        """Cut the order into batches, each as long as the budget allows: where each begins."""
         longest = self.longest[order]
-        batches, start = [], 0
+        starts, start = [], 0
         while start < len(order):
             # No batch can be longer than if all its rows were as short as the first.
             room = max(1, min(self.tokens // int(longest[start]), self.max_rows))
             ahead = np.maximum.accumulate(longest[start : start + room])
             fits = ahead * np.arange(1, len(ahead) + 1) <= self.tokens
-            rows = max(1, int(fits.sum()))
-            batches.append(order[start : start + rows])
-            start += rows
-        return batches
+            starts.append(start)
+            start += max(1, int(fits.sum()))
+        return starts
 
 
 def _slices(count: int) -> Iterator[slice]:

@@ -367,7 +367,7 @@ class Corpus(Dataset[Sequence[Pair]]):
 
 
 def _as_bytes(pairs: Sequence[Pair]) -> Iterator[bytes]:
-    if isinstance(pairs, TextRows):
+    if isinstance(pairs, TextRows) and pairs.change is None:
         return (b"%b\x00%b\x01" % pair for pair in pairs.raw())
     return (f"{pair.source}\x00{pair.target}\x01".encode(errors="replace") for pair in pairs)
 

@@ -179,7 +179,7 @@ def tokenised_parts(
     except UsageError:  # not there, or broken
         if len(parts) == 1:
             return build_store(folder, parts[0](), nothing)
-    with alone(folder.with_suffix(".lock")):  # another process may be building it
+    with one_builder(folder):
         try:
             return Store.open(folder)
         except UsageError:
@@ -190,6 +190,16 @@ def tokenised_parts(
 def store_folder(*key: object) -> Path:
     """Folder in the cache of the store with this key."""
     return cache_folder() / "stores" / store_key(*key)
+
+
+@contextmanager
+def one_builder(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds the store in a folder, and keep them out."""
+    try:
+        with alone(folder.with_suffix(".lock")):
+            yield
+    except OSError as error:
+        raise refuse(error, folder) from error
 
 
 # Parts
@@ -273,8 +283,11 @@ def _write_joined(path: Path, kind: str, size: int, parts: Sequence[tuple[Path, 
         header = {"descr": kind, "fortran_order": False, "shape": (size,)}
         np.lib.format.write_array_header_1_0(file, header)
         for source, name in parts:
-            with np.load(source, allow_pickle=False) as arrays:
-                values = arrays[name].astype(kind, copy=False)
+            try:
+                with np.load(source, allow_pickle=False) as arrays:
+                    values = arrays[name].astype(kind, copy=False)
+            except (ValueError, KeyError, zipfile.BadZipFile):
+                raise UsageError(f"{source}: damaged; give the same command again") from None
             if offsets:
                 values = values[at > 0 :] + last
                 last = int(values[-1])

@@ -20,11 +20,11 @@ from regard.data.store import (
     Row,
     Store,
     finished_parts,
+    one_builder,
     rows_in_parts,
     store_folder,
 )
 from regard.errors import UsageError
-from regard.files import alone, refuse
 
 _FORMAT = 1  # of stored rows
 _AT_ONCE = 1000  # rows
@@ -43,6 +43,7 @@ class TextRows(Sequence[T], Generic[T]):
         facts: (rows, 2) of each, its own number, and the hash that it is split by.
         make: makes a row of its texts and its number.
         picked: the numbers of those that are meant; None: all.
+        change: what is done to each row when it is read.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class TextRows(Sequence[T], Generic[T]):
         facts: np.ndarray,
         make: Callable[[list[str], int], T],
         picked: np.ndarray | None = None,
+        change: Callable[[T], T] | None = None,
     ):
-        self.texts, self.facts, self.make, self.picked = texts, facts, make, picked
+        self.texts, self.facts, self.make = texts, facts, make
+        self.picked, self.change = picked, change
 
     @classmethod
     def of(cls, store: Store, make: Callable[[list[str], int], T]) -> "TextRows[T]":
@@ -77,9 +80,10 @@ class TextRows(Sequence[T], Generic[T]):
         return next(iter(self.pick(np.array([row % len(self)]))))
 
     def __iter__(self) -> Iterator[T]:
-        numbers = self.numbers
-        for place, texts in enumerate(self.raw()):
-            yield self.make([text.decode() for text in texts], int(numbers[place]))
+        for rows, texts in self._chunks():
+            for some, number in zip(texts, self.facts[rows, 0].tolist(), strict=True):
+                row = self.make([text.decode() for text in some], number)
+                yield row if self.change is None else self.change(row)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -87,22 +91,27 @@ class TextRows(Sequence[T], Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def raw(self) -> Iterator[tuple[bytes, ...]]:
-        """Yield the texts of each row as bytes."""
+        """Yield the texts of each row as bytes, which nothing has changed."""
+        for _, texts in self._chunks():
+            yield from texts
+
+    def _chunks(self) -> Iterator[tuple[np.ndarray, Iterator[tuple[bytes, ...]]]]:
+        """Yield the numbers of some rows, and their texts."""
         for start in range(0, len(self), _AT_ONCE):
             stop = min(start + _AT_ONCE, len(self))
             rows = np.arange(start, stop) if self.picked is None else self.picked[start:stop]
             columns = [
-                map(bytes, map(memoryview(c.ids).__getitem__, map(slice, begins, ends)))
-                for c in self.texts
-                for begins, ends in [(c.offsets[rows].tolist(), c.offsets[rows + 1].tolist())]
+                map(bytes, map(memoryview(column.ids).__getitem__, map(slice, *ends)))
+                for column in self.texts
+                for ends in [[column.offsets[rows + side].tolist() for side in (0, 1)]]
             ]
-            yield from zip(*columns, strict=True)
+            yield rows, zip(*columns, strict=True)
 
     def pick(self, rows: "np.ndarray | Sequence[int]") -> "TextRows[T]":
         """Some of the rows, by their places."""
-        rows = np.asarray(rows, np.int64)
+        rows = np.asarray(rows, np.int32 if len(self.facts) < 2**31 - 1 else np.int64)
         picked = rows if self.picked is None else self.picked[rows]
-        return TextRows(self.texts, self.facts, self.make, picked)
+        return TextRows(self.texts, self.facts, self.make, picked, self.change)
 
     def _fact(self, place: int) -> np.ndarray:
         facts = self.facts[:, place]
@@ -140,8 +149,7 @@ def mapped(rows: Sequence[T], change: Callable[[T], T]) -> Sequence[T]:
     """Rows, each changed when it is read."""
     if not isinstance(rows, TextRows):
         return [change(row) for row in rows]
-    make = rows.make
-    return TextRows(rows.texts, rows.facts, lambda *of: change(make(*of)), rows.picked)
+    return TextRows(rows.texts, rows.facts, rows.make, rows.picked, change)
 
 
 def portions(rows: Sequence[Any]) -> list[range]:
@@ -155,13 +163,13 @@ def portions(rows: Sequence[Any]) -> list[range]:
     return [range(a, b) for a, b in zip(borders, borders[1:], strict=False)]
 
 
-def in_batches(rows: Sequence[T], some: range) -> Iterator[list[T]]:
-    """Yield some of the rows as lists, each of few rows and few letters."""
-    batch: list[T] = []
+def in_batches(rows: Sequence[Any], some: range) -> Iterator[list[Any]]:
+    """Yield some texts or pairs as lists, each of few rows and few letters."""
+    batch: list[Any] = []
     size = 0
     for row in rows[some.start : some.stop]:
         batch.append(row)
-        size += len(row) if isinstance(row, str) else 0
+        size += sum(map(len, (row,) if isinstance(row, str) else (row.source, row.target)))
         if len(batch) == _AT_ONCE or size > _AT_ONCE_BYTES:
             yield batch
             batch, size = [], 0
@@ -231,7 +239,7 @@ def read_rows(
         if begun.size < most:
             return TextRows.of(begun.store(), make), reader.state()
     assert folder is not None
-    with alone(folder.with_suffix(".lock")):  # the other processes of a host wait, then map it
+    with one_builder(folder):  # the other processes of a host wait, then map it
         try:
             store = Store.open(folder)
         except UsageError:
@@ -250,8 +258,8 @@ def _stamps(files: Sequence[Path]) -> list[Any] | None:
     for path in files:
         try:
             at = os.stat(path)
-        except OSError as error:
-            raise refuse(error, path) from error
+        except OSError:  # reading it will say why
+            return None
         if not stat.S_ISREG(at.st_mode):
             return None
         stamps.append(
