@@ -39,7 +39,7 @@ TEXT_KEYS = ("text", "content", "document", "body", "story", "sentence", "src", 
 _LAST = 0.1  # share of a running text that is kept for validation
 CHUNK_CHARACTERS = 500_000  # characters of a running text that are split into tokens at once
 _MOST_TEXT = 20 * 2**30  # bytes of a document
-_MOST_RUNNING = 2**40  # bytes of a running text
+MOST_RUNNING = 2**40  # bytes of a running text
 _READ = 1 << 24  # bytes of it that are read at once
 _MOST_LEARNT = 1 << 26  # bytes of texts that a tokenizer is learnt from; of more, a sample
 
@@ -285,14 +285,6 @@ def find_texts(data: Path) -> dict[str, list[Path]]:
     return {**parts, "train": [path for path in every if [path] not in parts.values()]}
 
 
-def read_texts(path: Path, key: str | None = None, header: bool | None = None) -> Iterator[str]:
-    """Yield the whole text of a plain file, or the text of each row of a table.
-
-    `key` names the column of the text, or gives its number.
-    """
-    return DocumentReader([path], key, header).texts()
-
-
 class DocumentReader:
     """Documents: the whole text of each plain file, and the text of each row of a table."""
 
@@ -378,7 +370,7 @@ class RunningReader:
     def rows(self, after: dict[str, Any] | None = None) -> Iterator[ReadRow]:
         """Yield each block, and how many characters it has."""
         self.at = 0
-        for block in blocks(read_whole(self.files[0], _MOST_RUNNING)):
+        for block in blocks(read_whole(self.files[0], MOST_RUNNING)):
             self.at += len(block)
             if after is None or self.at > after["at"]:
                 yield (block,), len(block), 0

@@ -50,7 +50,7 @@ def write(folder: Path, kind: str) -> Path:
     pairs = [(line, line[::-1]) for line in LINES]
     if kind == "jsonl":
         rows = [{"text": a, "target": b} for a, b in pairs]
-        path.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif kind in ("parquet", "arrow"):
         pa = pytest.importorskip("pyarrow")
         table = pa.table({"text": [a for a, _ in pairs], "target": [b for _, b in pairs]})
