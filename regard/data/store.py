@@ -14,6 +14,7 @@ import zipfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,6 +29,7 @@ from regard.files import alone, cache_folder, delete, refuse, replacing, sha256,
 _FORMAT = 2  # of the note, which has the hash of each file, and of itself
 _NOTE = "store.json"  # written last: a folder without it holds no store
 PART = 1 << 25  # bytes of text in a part of a store
+SHOWN = ContextVar("shown", default=True)  # whether a terminal shows how far a build is
 
 Row = Sequence[Sequence[int] | bytes]  # of a store: a sequence of ids, or bytes, for each column
 
@@ -385,10 +387,10 @@ def _work_alone(
 
 
 def _shown(what: str, total: int, done: int = 0) -> Any:
-    """A progress bar on a terminal, of a process whose terminal it is."""
+    """A progress bar, on a terminal only."""
     from regard.training.progress import Progress
 
-    return Progress(what, total, done=done, quiet=not sys.stderr.isatty())
+    return Progress(what, total, done=done, quiet=not (SHOWN.get() and sys.stderr.isatty()))
 
 
 def rows_in_parts(
