@@ -106,11 +106,14 @@ def anonymous(process: int) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)
 
 
-def train(kind: str, data: Path, home: Path, kills: list[int], steps: int) -> dict[str, float]:
+def train(
+    kind: str, data: Path, home: Path, kills: list[int], steps: int, processes: int
+) -> dict[str, float]:
     """Train, killed once when so many parts were written since the last kill, each time."""
     task, own = ("translate", []) if kind == "pairs" else ("language", ["context=128"])
     command = [sys.executable, "-m", "regard", "train", task, f"data={data}", f"out={home / 'run'}"]
     command += [*_SMALL, *own, f"steps={steps}", f"valid_every={steps}", "--json"]
+    command += [f"processes={processes}"] if processes > 1 else []
     command += ["valid_sentences=20"] if kind == "pairs" else ["valid_tokens=50000"]
     env = {**os.environ, "XDG_CACHE_HOME": str(home / "cache")}
     most, tries, begun, known = 0, 0, time.perf_counter(), set()
@@ -162,6 +165,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--whole", action="store_true", help="compare with an uninterrupted run")
     parser.add_argument("--home", type=Path, default=Path("/tmp/regard-large"))
     asked = parser.parse_args()
@@ -174,7 +178,9 @@ def main() -> None:
         generate(kind, size << 20, rows, data)
         text = data.stat().st_size if kind != "parquet" else size << 20
         parts = max(1, text // (1 << 25))  # of text, then about as many of tokens
-        told = train(kind, data, home, [max(1, parts // 2), parts + parts // 2], asked.steps)
+        told = train(
+            kind, data, home, [max(1, parts // 2), parts + parts // 2], asked.steps, asked.processes
+        )
         what = f"{rows:,} pairs" if kind == "pairs" else f"{size:,} MB of text"
         print(
             f"{kind}: {what}, {data.stat().st_size / 2**20:,.0f} MB on disk: stored after "
@@ -187,7 +193,7 @@ def main() -> None:
         if asked.whole or asked.quick:
             again = home / "whole"
             again.mkdir()
-            train(kind, data, again, [], asked.steps)
+            train(kind, data, again, [], asked.steps, asked.processes)
             same = stores(home) == stores(again)
             print(f"{kind}: the bytes of an uninterrupted run: {'the same' if same else 'OTHERS'}")
             if not same:

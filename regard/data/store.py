@@ -255,9 +255,8 @@ def join_parts(folder: Path, about: dict[str, Any], nothing: str = "no rows in i
         raise UsageError(f"{folder}: {nothing}")
     rows, names = sum(part.note["rows"] for part in parts), []
     for place in range(len(parts[0].note["kinds"])):
-        kind = max(
-            (part.note["kinds"][place] for part in parts), key=lambda k: np.dtype(k).itemsize
-        )
+        kinds = [np.dtype(part.note["kinds"][place]) for part in parts]
+        kind = max(kinds, key=lambda kind: kind.itemsize).str
         size = sum(part.note["sizes"][place] for part in parts)
         ids, offsets = (f"{place}.{what}.npy" for what in ("ids", "offsets"))
         _write_joined(folder / ids, kind, size, [(part.path, ids) for part in parts])
@@ -367,12 +366,12 @@ def _work_alone(
     told: Connection,
 ) -> None:
     """Write a share of the parts in this process, unless the one that began it is gone."""
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have their own processes
 
     def rows(number: int) -> Iterator[Row]:
-        for place, row in enumerate(parts[number]()):
-            if place % 1000 == 0 and os.getppid() != parent:
+        for row in parts[number]():
+            if parent is None or os.getppid() != parent.pid:
                 os._exit(1)
             yield row
 
