@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 KINDS = ("jsonl", "parquet", "txt", "pairs")
-_SMALL = ["depth=1", "width=32", "heads=2", "ffn_width=64", "pieces=4000", "steps=20"]
+_SMALL = ["depth=1", "width=32", "heads=2", "ffn_width=64", "pieces=4000"]
 
 
 def sentences(count: int, seed: int) -> list[str]:
