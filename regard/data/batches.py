@@ -1,7 +1,8 @@
 """Which examples make up batch n: alike in length, shuffled by epoch, the same whenever asked."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappush, heapreplace
 
 import numpy as np
 import torch
@@ -33,19 +34,23 @@ class IndexBatches:
             )
         if max_rows is not None and max_rows < 1:
             raise UsageError(f"{max_rows} rows a batch; expected at least 1")
-        self.source = np.asarray(lengths[0], dtype=np.int64)
-        self.target = np.asarray(lengths[-1], dtype=np.int64)
-        self.longest = np.maximum(np.stack([np.asarray(c) for c in lengths]).max(axis=0), 1)
+        # millions of rows are sorted, so their numbers are kept small
+        self.source = np.asarray(lengths[0], dtype=np.int32)
+        self.target = np.asarray(lengths[-1], dtype=np.int32)
+        self.longest = np.ones(len(self.source), np.int32)
+        for column in lengths:
+            np.maximum(self.longest, column, out=self.longest, casting="unsafe")
         self.tokens = tokens
         self.max_rows = max_rows or len(self.longest)
         self.seed = seed
-        self._plans: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        # of an epoch, the order of the examples, where each batch begins, and that of the batches
+        self._plans: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         # Every epoch has the same number of batches, so that batch n is found without planning
         # the epochs before it. How many the noise asks for hardly differs; one in a hundred is
         # to spare, and where that is too few, an epoch does without the noise.
-        self._plain = self._cut(self._order(None))
+        plain = len(self._cut(self._order(None)))
         noisy = [len(self._cut(self._order(self._rng(epoch)))) for epoch in range(3)]
-        count = max(len(self._plain), *noisy)
+        count = max(plain, *noisy)
         self._count = min(count + count // 100, len(self.longest))
 
     def len_epoch(self, epoch: int = 0) -> int:
@@ -61,21 +66,29 @@ class IndexBatches:
             self._plans[epoch] = self._plan(epoch)
             if len(self._plans) > _REMEMBERED:
                 self._plans.popitem(last=False)
-        return self._plans[epoch][place]
+        order, starts, batches = self._plans[epoch]
+        batch = batches[place]
+        return order[starts[batch] : starts[batch + 1]]
 
-    def _plan(self, epoch: int) -> list[np.ndarray]:
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Cut one epoch into its batches and shuffle them."""
         rng = self._rng(epoch)
-        for noise in (1.0, 0.0):
-            batches = self._cut(self._order(rng, noise))
-            if len(batches) <= self._count:
+        for noise in (1.0, 0.0, None):
+            order = self._order(None if noise is None else rng, noise or 0.0)
+            starts = self._cut(order)
+            if len(starts) <= self._count:
                 break
-        else:
-            batches = list(self._plain)
-        while len(batches) < self._count:
-            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
-            batches[largest : largest + 1] = np.array_split(batches[largest], 2)
-        return [batches[i] for i in rng.permutation(len(batches))]
+        ends = [*starts[1:], len(order)]
+        largest = [(start - end, start) for start, end in zip(starts, ends, strict=True)]
+        heapify(largest)
+        while len(starts) < self._count:  # the first of the largest is halved
+            size, start = -largest[0][0], largest[0][1]
+            half = -(-size // 2)
+            heapreplace(largest, (-half, start))
+            heappush(largest, (half - size, start + half))
+            starts.append(start + half)
+        starts = np.array([*sorted(starts), len(order)])
+        return order, starts, rng.permutation(self._count)
 
     def _rng(self, epoch: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed % 2**64, epoch]))
@@ -83,29 +96,43 @@ class IndexBatches:
     def _order(self, rng: np.random.Generator | None, noise: float = 1.0) -> np.ndarray:
         """Sort the examples by length, with a little noise so that neighbours change by epoch."""
         count = len(self.longest)
-        source, target, ties = self.source.astype(float), self.target, np.arange(count)
+        target, ties = self.target, np.arange(count, dtype=np.int32)
+        source = self.source.astype(float)
         if rng is not None:
-            ties = rng.permutation(count)
-            source = source + noise * rng.uniform(-0.7, 0.7, count)
+            rng.shuffle(ties)
+            for some in _slices(count):
+                source[some] += noise * rng.uniform(-0.7, 0.7, some.stop - some.start)
             # One in ten examples is taken for one token longer than it is.
-            target = target + (rng.random(count) < 0.1 * noise)
+            target = target.copy()
+            for some in _slices(count):
+                target[some] += rng.random(some.stop - some.start) < 0.1 * noise
         # Sources run up and down in turn, so that they do not jump where the target grows by one.
-        source = np.where(target % 2 == 0, source, -source)
-        return np.lexsort((ties, source, target))
+        np.negative(source, out=source, where=target % 2 == 1)
+        narrow = np.int16 if target.max() < 2**15 else np.int32  # is sorted several times faster
+        order = np.argsort(target.astype(narrow), kind="stable").astype(np.int32)
+        borders = np.flatnonzero(np.diff(target[order])) + 1
+        for some in np.split(order, borders):  # one target length each
+            some[:] = some[np.lexsort((ties[some], source[some]))]
+        return order
 
-    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        """Cut the order into batches, each as long as the budget allows."""
+    def _cut(self, order: np.ndarray) -> list[int]:
+        """Cut the order into batches, each as long as the budget allows: where each begins."""
         longest = self.longest[order]
-        batches, start = [], 0
+        starts, start = [], 0
         while start < len(order):
             # No batch can be longer than if all its rows were as short as the first.
             room = max(1, min(self.tokens // int(longest[start]), self.max_rows))
             ahead = np.maximum.accumulate(longest[start : start + room])
             fits = ahead * np.arange(1, len(ahead) + 1) <= self.tokens
-            rows = max(1, int(fits.sum()))
-            batches.append(order[start : start + rows])
-            start += rows
-        return batches
+            starts.append(start)
+            start += max(1, int(fits.sum()))
+        return starts
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Yield what makes up so many rows, a million at once."""
+    for start in range(0, count, 1 << 20):
+        yield slice(start, min(start + (1 << 20), count))
 
 
 class Shuffled:

@@ -99,11 +99,11 @@ def permute_parts(ids: Ids, lengths: Ids, seed: int) -> np.ndarray:
 
 
 def cut_texts(
-    texts: Iterable[str], tokenizer: Tokenizer, longest: int
+    texts: Iterable[Iterable[str]], tokenizer: Tokenizer, longest: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield stretches of texts: ids, of which there are at most so many, and those a sentence.
 
-    Joined, the stretches of a text are all of it.
+    A text comes in pieces. Joined, its stretches are all of it.
     """
     for text in texts:
         ids: list[int] = []
@@ -227,7 +227,9 @@ class DenoisingBatches:
         """Cut a part into stretches of tokens, with the lengths of their sentences."""
 
         def rows() -> Iterator[tuple[list[int], list[int]]]:
-            cut = cut_texts(texts.parts[part], self.tokenizer, self.longest)
+            some = texts.parts[part]
+            whole = [some] if texts.running else ([text] for text in some)
+            cut = cut_texts(whole, self.tokenizer, self.longest)
             return (row for row in cut if len(row[0]) > 1)
 
         return tokenised(rows, texts.sha, self.tokenizer.sha, part, self.longest, "mending")

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -17,8 +18,9 @@ from typing import Any, cast
 from regard.data.columns import TwoColumns
 from regard.data.lines import Fault, missing, scan_lines
 from regard.data.parts import PARTS, Dataset, PartReader, index_folder, load_parts, no_part
-from regard.data.split import RowSplitter, Split, shares_and_files
+from regard.data.split import RowSplitter, Split, key_of, shares_and_files
 from regard.data.table import KINDS, BadRow, RowFaults, Table, is_folder, stem_and_suffix
+from regard.data.text_rows import ReadRow, TextRows, read_rows
 from regard.errors import UsageError
 
 
@@ -57,6 +59,26 @@ class PairReader:
                 f"{target_path} are aligned files; leave columns= out"
             )
         self.notes: list[str] = []
+        self.read = 0  # rows that were read
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        if self.target_path is not None:
+            return [Path(self.path), Path(self.target_path)]
+        return Table(self.path).files
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, what was dropped, and what is known of the columns by now."""
+        dropped = {"count": self.faults.count, "first": self.faults.first}
+        told = {"notes": self.notes, "languages": self.languages}
+        return {"read": self.read, "dropped": dropped, **told}
+
+    def rows(self, after: dict[str, Any] | None = None) -> Iterator[ReadRow]:
+        """Yield the texts of each pair, its line, and the hash of its source."""
+        for pair in self.pairs(after):
+            line = int(pair.where.rpartition(":")[2])
+            yield (pair.source, pair.target), line, key_of(pair.source)
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -64,16 +86,24 @@ class PairReader:
         return self.columns.source, self.columns.target
 
     def __iter__(self) -> Iterator[Pair]:
+        return self.pairs()
+
+    def pairs(self, after: dict[str, Any] | None = None) -> Iterator[Pair]:
+        """Yield each pair, from the first or after a state."""
         self.faults = RowFaults(self.path, self.skip_bad, self.on_bad)
         self.notes = self.columns.notes = []
-        yield from self._aligned() if self.target_path is not None else self._table()
+        done = 0
+        if after:
+            done, dropped = after["read"], after["dropped"]
+            self.faults.count, self.faults.first = dropped["count"], dropped["first"]
+        yield from self._aligned(done) if self.target_path is not None else self._table(done)
         self.notes += self.faults.notes
 
     def _empty(self, number: int, what: str = "an empty line", path: Any = None) -> None:
         where = f"{path or self.path}:{number}"
         self.faults.add(Fault("empty", where, what, "fill it or remove the row"))
 
-    def _aligned(self) -> Iterator[Pair]:
+    def _aligned(self, done: int) -> Iterator[Pair]:
         target_path = cast("str | Path", self.target_path)
         ours, theirs = str(self.path), str(target_path)
         blank: list[int] = []
@@ -95,7 +125,9 @@ class PairReader:
                     self.on_bad(fault)
                     return
                 continue
-            shared = number = left[0]
+            shared = self.read = number = left[0]
+            if number <= done:
+                continue
             source, target = left[1], right[1]
             faults = [fault for fault in (left[2], right[2]) if fault]
             if not faults and not source.strip() and not target.strip():
@@ -113,11 +145,17 @@ class PairReader:
             else:
                 yield Pair(source, target, f"{ours}:{number}")
 
-    def _table(self) -> Iterator[Pair]:
+    def _table(self, done: int) -> Iterator[Pair]:
         """Read a table of any kind."""
-        name, table = str(self.path), Table(self.path)
+        name, table = str(self.path), Table(self.path, skip=done)
         blank: list[int] = []
         for number, value, fault in table:
+            self.read = table.count
+            if table.count <= done:
+                with suppress(BadRow):
+                    if value:  # it tells which columns are read
+                        self.columns.read(table, value)
+                continue
             if fault:
                 self.faults.add(fault)
                 continue
@@ -303,7 +341,7 @@ def find_parts(
 
 
 @dataclass
-class Corpus(Dataset[list[Pair]]):
+class Corpus(Dataset[Sequence[Pair]]):
     """The pairs of each part, and the languages as far as known."""
 
     source: str | None
@@ -315,17 +353,23 @@ class Corpus(Dataset[list[Pair]]):
         """A hash of the pairs that are trained and validated on."""
         digest = hashlib.sha256()
         for part in ("train", "valid"):
-            for pair in self.parts.get(part, ()):
-                digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+            for pair in _as_bytes(self.parts.get(part, ())):
+                digest.update(pair)
             digest.update(b"\x02")
         return digest.hexdigest()
 
     def part_sha(self, part: str) -> str:
         """Hash of the pairs of one part."""
         digest = hashlib.sha256()
-        for pair in self.parts[part]:
-            digest.update(f"{pair.source}\x00{pair.target}\x01".encode(errors="replace"))
+        for pair in _as_bytes(self.parts[part]):
+            digest.update(pair)
         return digest.hexdigest()
+
+
+def _as_bytes(pairs: Sequence[Pair]) -> Iterator[bytes]:
+    if isinstance(pairs, TextRows) and pairs.change is None:
+        return (b"%b\x00%b\x01" % pair for pair in pairs.raw())
+    return (f"{pair.source}\x00{pair.target}\x01".encode(errors="replace") for pair in pairs)
 
 
 def load_pairs(
@@ -357,13 +401,18 @@ def load_pairs(
             )
         corpus.source, corpus.target = first.source, first.target
 
-    def read(name: str) -> list[Pair]:
+    def read(name: str) -> TextRows[Pair]:
         part = files[name]
         languages = corpus.source, corpus.target
         reader = part.reader(*languages, columns, header=header, skip_bad=skip_bad)
-        pairs = list(reader)
-        corpus.source, corpus.target = reader.languages
-        corpus.notes.extend(reader.notes)
+
+        def pair(texts: list[str], line: int) -> Pair:
+            return Pair(*texts, f"{part.path}:{line}")
+
+        given = languages, reader.columns.columns, header, skip_bad
+        pairs, state = read_rows(reader, pair, *given)
+        corpus.source, corpus.target = state["languages"]
+        corpus.notes.extend(state["notes"])
         if not pairs:
             why = reader.notes[-1] if reader.faults.count else "expected one on each line"
             raise UsageError(f"{part.path}: no pairs in it; {why}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -9,13 +10,14 @@ from torch import Tensor
 from regard.data.batches import IndexBatches, pad
 from regard.data.pairs import Corpus, Pair
 from regard.data.seeds import mix
-from regard.data.store import tokenised
+from regard.data.store import Row, tokenised_parts
+from regard.data.text_rows import in_batches, portions, spread
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
-from regard.errors import UsageError
 
 SIDES = ("source", "target")
 _SOME = 2000  # pairs whose letters are compared
+_MOST_LEARNT = 1 << 26  # bytes of pairs that tokenizers are learnt from; of more, a sample
 
 
 # Tokenizers
@@ -36,7 +38,9 @@ def learn_tokenizers(
 
     `vocabularies` is joint, separate, or auto: joint where both sides share their letters.
     """
-    if vocabularies == "joint" or (vocabularies == "auto" and same_letters(pairs)):
+    same = vocabularies == "auto" and same_letters(pairs)
+    pairs = spread(pairs, _MOST_LEARNT)
+    if vocabularies == "joint" or same:
         texts = (text for pair in pairs for text in (pair.source, pair.target))
         joint = train_tokenizer(texts, kind=kind, vocab=vocab)
         return joint, joint
@@ -99,24 +103,25 @@ class PairBatches:
         self.pairs, self.tokenizers = corpus.parts["train"], tokenizers
         self.longest, self.seed, self.device = longest, seed, device
         shas = [tokenizer.sha for tokenizer in tokenizers]
-        self.store = tokenised(self._rows, "pairs", corpus.sha, *shas, longest)
+        parts = [partial(self._rows, some) for some in portions(self.pairs)]
+        nothing = f"every pair is longer than max_length={longest} pieces; raise it"
+        self.store = tokenised_parts(parts, "pairs", corpus.sha, *shas, longest, nothing=nothing)
         self.left_out = len(self.pairs) - len(self.store)
         self.plan = IndexBatches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
         self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]
 
-    def _rows(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
-        """Yield the ids of both sides of each pair that is kept, and which pair it is."""
-        sides = [
-            tokenizer.encode_batch([getattr(pair, side) for pair in self.pairs])
-            for side, tokenizer in zip(SIDES, self.tokenizers, strict=True)
-        ]
-        rows = enumerate(zip(*sides, strict=True))
-        kept = [(a, b, [i]) for i, (a, b) in rows if max(len(a), len(b)) <= self.longest]
-        if not kept:
-            raise UsageError(
-                f"every pair is longer than max_length={self.longest} pieces; raise it"
-            )
-        return iter(kept)
+    def _rows(self, some: range) -> Iterator[Row]:
+        """Yield the ids of both sides of each of some pairs that is kept, and which pair it is."""
+        place = some.start
+        for pairs in in_batches(self.pairs, some):
+            sides = [
+                tokenizer.encode_batch([getattr(pair, side) for pair in pairs])
+                for side, tokenizer in zip(SIDES, self.tokenizers, strict=True)
+            ]
+            for number, (a, b) in enumerate(zip(*sides, strict=True), place):
+                if max(len(a), len(b)) <= self.longest:
+                    yield a, b, [number]
+            place += len(pairs)
 
     def epoch(self) -> float:
         """Number of batches in which all pairs are read once."""

@@ -6,12 +6,13 @@ written into recipe.json, by which a model is later judged on the rows that it h
 """
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import nsmallest
 from typing import Any
 
+import numpy as np
+
+from regard.data.text_rows import TextRows, pick
 from regard.errors import UsageError, lookup
 
 _SPACE = 2**64  # how many hashes there are
@@ -31,10 +32,17 @@ def hash_text(text: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def keys_of(items: Sequence[Any]) -> list[int]:
+def key_of(text: str) -> int:
+    """Hash of a text by which it is held out: the same for those that differ in case and space."""
+    return hash_text(fold(text))
+
+
+def keys_of(items: Sequence[Any]) -> np.ndarray:
     """Hash of each item: of the text itself, or of its source."""
+    if isinstance(items, TextRows):
+        return items.keys
     sources = (item if isinstance(item, str) else item.source for item in items)
-    return [hash_text(fold(source)) for source in sources]
+    return np.array([key_of(source) for source in sources], np.uint64)
 
 
 def share_of(value: Any, key: str = "valid") -> float | None:
@@ -79,39 +87,37 @@ class Split:
     by: str = "text"  # or whole, or end for a running text
     sample: tuple[int, ...] = ()  # the smallest hashes of the training rows
 
-    def parts(self, keys: Sequence[int], labels: Sequence[str]) -> dict[str, list[int]]:
+    def parts(self, keys: Any, labels: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """Numbers of the rows of each part."""
-        numbers: dict[str, list[int]] = {"train": [], **{part: [] for part in self.bounds}}
+        keys = np.asarray(keys, np.uint64)
         valid, test = self.bounds.get("valid", {}), self.bounds.get("test", {})
-        own = "" not in {*valid, *test}
-        label_of = _labels(keys, labels) if own else {}
-        for number, key in enumerate(keys):
-            label = label_of.get(key, "")
-            if key < valid.get(label, 0):
-                numbers["valid"].append(number)
-            elif key >= test.get(label, _SPACE):
-                numbers["test"].append(number)
-            else:
-                numbers["train"].append(number)
-        return numbers
+        if labels and "" not in {*valid, *test}:
+            label_of = _labels(keys, labels)
+            own = [label_of[key] for key in keys.tolist()]
+            low = _below(keys, [valid.get(label, 0) for label in own])
+            high = ~_below(keys, [test.get(label, _SPACE) for label in own])
+        else:
+            low = _below(keys, [valid.get("", 0)])
+            high = ~_below(keys, [test.get("", _SPACE)])
+        which = {"train": ~low & ~high, "valid": low, "test": high & ~low}
+        return {part: np.flatnonzero(which[part]) for part in ("train", *self.bounds)}
 
-    def noting(self, keys: Sequence[int]) -> "Split":
+    def noting(self, keys: Any) -> "Split":
         """Split with a sample of the rows that are trained on."""
-        return replace(self, sample=tuple(nsmallest(_SAMPLED, set(keys))))
+        return replace(self, sample=tuple(np.unique(keys)[:_SAMPLED].tolist()))
 
-    def seen(self, keys: Sequence[int]) -> float:
+    def seen(self, keys: np.ndarray) -> float:
         """Share of rows that were trained on, as far as the sample tells, of rows not held out.
 
         The sample has the smallest hashes, and those that are held out to validate on are smaller.
         """
         if not self.sample:
             return 0.0
-        exact = len(self.sample) < _SAMPLED
-        near = [key for key in keys if exact or key <= self.sample[-1]]
+        exact, known = len(self.sample) < _SAMPLED, np.array(self.sample, np.uint64)
+        near = keys if exact else keys[keys <= known[-1]]
         if len(near) < (1 if exact else 5):
             return 0.0  # too few to tell
-        known = set(self.sample)
-        return sum(key in known for key in near) / len(near)
+        return float(np.isin(near, known).mean())
 
     def to_json(self) -> dict[str, Any]:
         """Split as plain values, hashes in hexadecimal."""
@@ -137,37 +143,46 @@ class Split:
             return None
 
 
-def _labels(keys: Sequence[int], labels: Sequence[str]) -> dict[int, str]:
+def _below(keys: np.ndarray, borders: Sequence[int]) -> np.ndarray:
+    """True for each hash below its border, or below the only one, which may be beyond all."""
+    last = np.array([min(border, _SPACE - 1) for border in borders], np.uint64)
+    return (keys < last) | np.array([border >= _SPACE for border in borders])
+
+
+def _labels(keys: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
     """One label for all copies of a row, so that they stay together."""
     label_of: dict[int, str] = {}
-    for key, label in zip(keys, labels, strict=True):
+    for key, label in zip(keys.tolist(), labels, strict=True):
         label_of[key] = min(label_of.get(key, label), label)
     return label_of
 
 
 def plan_split(
-    keys: Sequence[int], labels: Sequence[str], shares: Mapping[str, float | None], where: str
+    keys: Any, labels: Sequence[str], shares: Mapping[str, float | None], where: str
 ) -> Split:
     """Settle the borders for shares of the rows of every label; a share of None is the usual one.
 
     A border is that share of all hashes, which stays the same when rows are added; only where
-    chance gives a label far too few or too many is it put between two of its rows.
+    chance gives a label far too few or too many is it put between two of its rows. Rows without
+    `labels` are alike.
     """
-    label_of = _labels(keys, labels)
-    if len(label_of) <= len(shares):
+    keys = np.asarray(keys, np.uint64)
+    every = np.unique(keys)
+    if len(every) <= len(shares):
         raise UsageError(
             f"{where}: too few different rows to split a validation part off; give one with valid="
         )
-    groups: dict[str, list[int]] = {}
-    for key in sorted(label_of):
-        groups.setdefault(label_of[key], []).append(key)
-    if len(groups) > _MOST_STRATA:
-        groups = {"": sorted(label_of)}
-    every = sorted(label_of)
+    groups = {"": every}
+    if any(labels):
+        label_of, found = _labels(keys, labels), {}
+        for key in sorted(label_of):
+            found.setdefault(label_of[key], []).append(key)
+        if len(found) <= _MOST_STRATA:
+            groups = {label: np.array(some, np.uint64) for label, some in found.items()}
     bounds: dict[str, dict[str, int]] = {}
     taken = {label: 0 for label in groups}
     for part, share in shares.items():
-        share = usual_share(len(label_of)) if share is None else share
+        share = usual_share(len(every)) if share is None else share
         low = part == "valid"
         bounds[part] = {}
         for label, group in groups.items():
@@ -175,21 +190,20 @@ def plan_split(
             taken[label] += count
             bounds[part][label] = border
         if not any(_count(group, bounds[part][label], low) for label, group in groups.items()):
-            bounds[part] = {"": every[1] if low else every[-1]}  # at least one row, of any label
+            # at least one row, of any label
+            bounds[part] = {"": int(every[1] if low else every[-1])}
     mixed = len(bounds) > 1 and len(groups) > 1 and any("" in some for some in bounds.values())
     if mixed:  # borders are those of labels, or of all rows, for both parts alike
-        return plan_split(keys, [""] * len(keys), shares, where)
+        return plan_split(keys, (), shares, where)
     return Split(bounds)
 
 
-def _count(group: Sequence[int], border: int, low: bool) -> int:
-    below = bisect_left(group, border)
+def _count(group: np.ndarray, border: int, low: bool) -> int:
+    below = len(group) if border >= _SPACE else int(np.searchsorted(group, np.uint64(border)))
     return below if low else len(group) - below
 
 
-def _border(
-    group: Sequence[int], share: float, label: str, low: bool, most: int
-) -> tuple[int, int]:
+def _border(group: np.ndarray, share: float, label: str, low: bool, most: int) -> tuple[int, int]:
     """Border that parts a share of sorted hashes off at one end, and how many that are."""
     expected = share * len(group)
     border = int(share * _SPACE) if low else _SPACE - int(share * _SPACE)
@@ -200,8 +214,8 @@ def _border(
     # where a label has few rows, some get one and others none, so that in all the share is right
     count = max(0, min(most, int(expected + hash_text(label) / _SPACE)))
     if low:
-        return (group[count] if count else 0), count
-    return (group[len(group) - count] if count else _SPACE), count
+        return (int(group[count]) if count else 0), count
+    return (int(group[len(group) - count]) if count else _SPACE), count
 
 
 def describe_split(split: Split, sizes: Mapping[str, int], of: str) -> str:
@@ -241,7 +255,7 @@ def _whole(items: Sequence[Any], labels: Sequence[str], make: Callable[..., Spli
             inner |= parts(words) - {words}
     outer = [i for i, words in enumerate(split_words) if words not in inner]
     keys = keys_of([items[i] for i in outer])
-    own = [labels[i] for i in outer]
+    own = [labels[i] for i in outer] if labels else []
     split = replace(make(keys, own), by="whole")
     numbers = {part: [outer[i] for i in some] for part, some in split.parts(keys, own).items()}
     held = [i for part, some in numbers.items() if part != "train" for i in some]
@@ -266,7 +280,7 @@ class RowSplitter:
         of: str,
         by: str = "text",
         items: Callable[[Any], Sequence[Any]] = lambda rows: rows,
-        pick: Callable[[Any, list[int]], Any] = lambda rows, numbers: [rows[i] for i in numbers],
+        pick: Callable[[Any, Any], Any] = pick,
     ):
         self.of, self.items, self.pick = of, items, pick
         lookup("valid_by", by, SPLITS)
@@ -306,7 +320,7 @@ class RowSplitter:
         share, numbers = _seen(items, trained)
         if not share:
             return rows
-        if share >= _SEEN and numbers.get(part):
+        if share >= _SEEN and len(numbers.get(part, ())):
             if part != "train":
                 notes.append(
                     f"{where}: the model was trained on this file; judged on the "
@@ -314,7 +328,7 @@ class RowSplitter:
                 )
             return self.pick(rows, numbers[part])
         if part != "train":
-            held = [name for name in trained.bounds if numbers.get(name) and share >= _SEEN]
+            held = [n for n in trained.bounds if len(numbers.get(n, ())) and share >= _SEEN]
             remedy = f"; part={held[0]} judges on those held out" if held else ""
             level = "warning" if share >= _SEEN else "note"
             notes.append(
@@ -328,25 +342,27 @@ class RowSplitter:
         return split.noting(keys_of(self.items(train)))
 
 
-def _seen(items: Sequence[Any], trained: Split) -> tuple[float, dict[str, list[int]]]:
+def _seen(items: Sequence[Any], trained: Split) -> tuple[float, dict[str, Any]]:
     """About what share of items a model was trained on, and which are of each of its parts."""
-    if not trained.sample or not items:
+    if not trained.sample or not len(items):
         return 0.0, {}
     if not trained.bounds:
         return trained.seen(keys_of(items)), {}
     numbers = _numbers_of(items, trained)[0]
-    kept = [items[i] for i in numbers["train"]]
-    return trained.seen(keys_of(kept)) * len(kept) / len(items), numbers
+    kept = keys_of(items)[np.asarray(numbers["train"], np.int64)]
+    return trained.seen(kept) * len(kept) / len(items), numbers
 
 
-def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]], Split]:
+def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, Any], Split]:
     """Items of each part, by a known split."""
     make = lookup("valid_by", split.by, SPLITS)
     return make(items, _strata(items), lambda keys, labels: split)
 
 
 def _strata(items: Sequence[Any]) -> list[str]:
-    """The one label by which each item is split evenly; none where some have several."""
+    """The one label by which each item is split evenly; nothing where some have several."""
+    if isinstance(items, TextRows):
+        return []
     labels: list[tuple[str, ...]] = [getattr(item, "labels", ()) for item in items]
     single = all(len(some) == 1 and some[0] for some in labels)
-    return [some[0] for some in labels] if single else [""] * len(items)
+    return [some[0] for some in labels] if single else []

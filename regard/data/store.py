@@ -1,24 +1,37 @@
-"""Tokenised text and decoded images on disk, read through the memory map, never all at once.
+"""Texts, their tokens and decoded images on disk, read through the memory map.
 
 A store is hashed when it is opened (1.7 GB a second where the processor has instructions for it),
-and one whose bytes are not those that were written is built again.
+and one whose bytes are not those that were written is built again. A large one is built in parts,
+so that memory is bounded, all cores work, and what was killed goes on from its finished parts.
 """
 
 import hashlib
 import json
+import multiprocessing
+import os
+import sys
+import zipfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 
 from regard.errors import UsageError
-from regard.files import cache_folder, refuse, replacing, sha256, write_atomically
+from regard.files import alone, cache_folder, delete, refuse, replacing, sha256, write_atomically
 
 _FORMAT = 2  # of the note, which has the hash of each file, and of itself
 _NOTE = "store.json"  # written last: a folder without it holds no store
+PART = 1 << 25  # bytes of text in a part of a store
+SHOWN = ContextVar("shown", default=True)  # whether a terminal shows how far a build is
+
+Row = Sequence[Sequence[int] | bytes]  # of a store: a sequence of ids, or bytes, for each column
 
 
 def store_key(*parts: object) -> str:
@@ -46,11 +59,11 @@ class Column:
 
 
 class Store:
-    """Columns of tokenised rows, memory-mapped."""
+    """Columns of rows of ids or bytes, memory-mapped, and what was noted about them."""
 
-    def __init__(self, columns: list[Column]):
+    def __init__(self, columns: list[Column], about: dict[str, Any] | None = None):
         """Take the columns, all of which have the same number of rows."""
-        self.columns = columns
+        self.columns, self.about = columns, about or {}
 
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
@@ -58,11 +71,12 @@ class Store:
         folder = Path(folder)
         with _intact(folder) as note:
             arrays = [_map(folder / name) for name in note["files"]]
-        return cls([Column(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)])
+        columns = [Column(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
+        return cls(columns, note.get("about"))
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.columns[0])
+        return len(self.columns[0]) if self.columns else 0
 
     def __getitem__(self, column: int) -> Column:
         """One column."""
@@ -73,53 +87,343 @@ class Store:
         return np.diff(self.columns[column].offsets)
 
 
-def build_store(folder: str | Path, rows: Iterable[Sequence[Sequence[int]]]) -> Store:
-    """Write rows of token ids, one sequence for each column, and open the store they make.
+class Gathered:
+    """Rows in memory, on their way to a store."""
+
+    def __init__(self) -> None:
+        self.ids: list[array[int] | bytearray] = []
+        self.offsets: list[array[int]] = []
+        self.rows = self.size = 0  # and bytes
+
+    def add(self, row: Row) -> None:
+        """Add a row: a sequence of ids, or bytes, for each column."""
+        if not self.rows:
+            self.ids = [bytearray() if isinstance(some, bytes) else array("i") for some in row]
+            self.offsets = [array("q", [0]) for _ in row]
+        self.rows += 1
+        if len(row) != len(self.ids):
+            raise UsageError(
+                f"row {self.rows} has {len(row)} columns; expected {len(self.ids)} as before"
+            )
+        for some, ids, offsets in zip(row, self.ids, self.offsets, strict=True):
+            ids.extend(some)
+            offsets.append(len(ids))
+            self.size += len(some)
+
+    def store(self) -> Store:
+        """The rows so far as a store."""
+        columns = []
+        for ids, offsets in zip(self.ids, self.offsets, strict=True):
+            values = np.frombuffer(ids, np.uint8 if isinstance(ids, bytearray) else np.int32)
+            small = values.min(initial=0) >= 0 and values.max(initial=0) < 2**16
+            values = values.astype(np.uint16) if small and values.itemsize == 4 else values
+            columns.append(Column(values, np.frombuffer(offsets, np.int64)))
+        return Store(columns)
+
+
+def gather(rows: Iterable[Row]) -> Store:
+    """Rows as a store in memory."""
+    gathered = Gathered()
+    for row in rows:
+        gathered.add(row)
+    return gathered.store()
+
+
+def build_store(
+    folder: str | Path, rows: Iterable[Row], nothing: str = "no examples to store; check the data"
+) -> Store:
+    """Write rows, one sequence of ids or bytes for each column, and open the store they make.
 
     Several processes may do so at once, since what they write is the same, and others may delete
-    the folder meanwhile: then it is used from memory.
+    the folder meanwhile: then it is used from memory. `nothing` is said where there are no rows.
     """
-    folder = Path(folder)
-    ids: list[array] = []
-    offsets: list[array] = []
-    for number, row in enumerate(rows, 1):
-        if number == 1:
-            ids = [array("i") for _ in row]
-            offsets = [array("q", [0]) for _ in row]
-        if len(row) != len(ids):
-            raise UsageError(f"row {number} has {len(row)} columns; expected {len(ids)} as before")
-        for column, tokens in enumerate(row):
-            ids[column].extend(tokens)
-            offsets[column].append(len(ids[column]))
-    if not ids:
-        raise UsageError(f"{folder}: no examples to store; check the data")
-    columns = []
-    for tokens, bounds in zip(ids, offsets, strict=True):
-        values = np.frombuffer(tokens, dtype=np.int32)
-        small = values.min(initial=0) >= 0 and values.max(initial=0) < 2**16
-        values = values.astype(np.uint16) if small else values
-        columns.append(Column(values, np.frombuffer(bounds, dtype=np.int64)))
+    folder, store = Path(folder), gather(rows)
+    if not len(store):
+        raise UsageError(f"{folder}: {nothing}")
     try:
-        arrays: dict[str, np.ndarray] = {}
-        for place, column in enumerate(columns):
-            arrays |= {f"{place}.ids.npy": column.ids, f"{place}.offsets.npy": column.offsets}
-        for name, values in arrays.items():
+        for name, values in _arrays(store).items():
             _write(folder / name, values)
-        _write_note(folder, arrays, {})
+        _write_note(folder, _arrays(store), {})
         return Store.open(folder)
     except UsageError as mistake:
         if not _deleted(mistake):
             raise
-        return Store(columns)
+        return store
 
 
-def tokenised(rows: Callable[[], Iterable[Sequence[Sequence[int]]]], *key: object) -> Store:
+def _arrays(store: Store) -> dict[str, np.ndarray]:
+    """Arrays of a store by the names of their files."""
+    columns = enumerate(store.columns)
+    return {
+        f"{place}.{name}.npy": values
+        for place, column in columns
+        for name, values in (("ids", column.ids), ("offsets", column.offsets))
+    }
+
+
+def tokenised(rows: Callable[[], Iterable[Row]], *key: object) -> Store:
     """Open the store that the cache has by this key, or build it; only then are `rows` made."""
-    folder = cache_folder() / "stores" / store_key(*key)
+    return tokenised_parts([rows], *key)
+
+
+def tokenised_parts(
+    parts: Sequence[Callable[[], Iterable[Row]]],
+    *key: object,
+    nothing: str = "no examples to store; check the data",
+) -> Store:
+    """Open the store that the cache has by this key, or build it of parts, with all cores.
+
+    `nothing` is said where there are no rows.
+    """
+    folder = store_folder(*key)
     try:
         return Store.open(folder)
     except UsageError:  # not there, or broken
-        return build_store(folder, rows())
+        if len(parts) == 1:
+            return build_store(folder, parts[0](), nothing)
+    with one_builder(folder):
+        try:
+            return Store.open(folder)
+        except UsageError:
+            _make_parts(folder, parts)
+            return join_parts(folder, {}, nothing)
+
+
+def store_folder(*key: object) -> Path:
+    """Folder in the cache of the store with this key."""
+    return cache_folder() / "stores" / store_key(*key)
+
+
+@contextmanager
+def one_builder(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds the store in a folder, and keep them out."""
+    try:
+        with alone(folder.with_suffix(".lock")):
+            yield
+    except OSError as error:
+        raise refuse(error, folder) from error
+
+
+# Parts
+
+
+class Part(NamedTuple):
+    """A file with some rows of a store, and what was noted with them."""
+
+    path: Path
+    note: dict[str, Any]
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """File of a part; its name says how large parts are, since others have other rows."""
+    return folder / f"part-{PART >> 10}k-{number:06}.npz"
+
+
+def write_part(path: Path, store: Store, about: dict[str, Any]) -> None:
+    """Write some rows of a store, and what is to be noted with them."""
+    kinds = [column.ids.dtype.str for column in store.columns]
+    sizes = [len(column.ids) for column in store.columns]
+    note = {"rows": len(store), "kinds": kinds, "sizes": sizes, "about": about}
+    told = np.frombuffer(json.dumps(note).encode(), np.uint8)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, note=told, **_arrays(store))
+
+
+def finished_parts(folder: Path) -> Iterator[Part]:
+    """Yield the parts of a store from the first to the last that is whole."""
+    for number in count():
+        if (part := read_part(part_path(folder, number))) is None:
+            return
+        yield part
+
+
+def read_part(path: Path, whole: bool = True) -> Part | None:
+    """Part in a file, if it is there; every byte is checked unless it need not be `whole`."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if whole and arrays.zip.testzip() is not None:
+                return None
+            return Part(path, json.loads(arrays["note"].tobytes()))
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        return None
+
+
+def join_parts(folder: Path, about: dict[str, Any], nothing: str = "no rows in it") -> Store:
+    """Write the parts in a folder one after the other as a store, and open it."""
+    parts = [part for part in _whole_parts(folder) if part.note["rows"]]
+    if not parts:
+        raise UsageError(f"{folder}: {nothing}")
+    rows, names = sum(part.note["rows"] for part in parts), []
+    for place in range(len(parts[0].note["kinds"])):
+        kinds = [np.dtype(part.note["kinds"][place]) for part in parts]
+        kind = max(kinds, key=lambda kind: kind.itemsize).str
+        size = sum(part.note["sizes"][place] for part in parts)
+        ids, offsets = (f"{place}.{what}.npy" for what in ("ids", "offsets"))
+        _write_joined(folder / ids, kind, size, [(part.path, ids) for part in parts])
+        _write_joined(folder / offsets, "<i8", rows + 1, [(part.path, offsets) for part in parts])
+        names += [ids, offsets]
+    _write_note(folder, names, {"about": about})
+    for path in folder.glob("part-*.npz"):
+        delete(path)
+    return Store.open(folder)
+
+
+def _whole_parts(folder: Path) -> Iterator[Part]:
+    for number in count():
+        if not (path := part_path(folder, number)).exists():
+            return
+        if (part := read_part(path, whole=False)) is None:
+            raise UsageError(f"{path}: damaged; delete it, and give the same command again")
+        yield part
+
+
+def _write_joined(path: Path, kind: str, size: int, parts: Sequence[tuple[Path, str]]) -> None:
+    """Write arrays of parts one after the other; those of offsets go on from each other."""
+    offsets, at, last = path.name.endswith("offsets.npy"), 0, 0
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        header = {"descr": kind, "fortran_order": False, "shape": (size,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for source, name in parts:
+            try:
+                with np.load(source, allow_pickle=False) as arrays:
+                    values = arrays[name].astype(kind, copy=False)
+            except (ValueError, KeyError, zipfile.BadZipFile):
+                raise UsageError(f"{source}: damaged; give the same command again") from None
+            if offsets:
+                values = values[at > 0 :] + last
+                last = int(values[-1])
+            file.write(memoryview(values).cast("B") if len(values) else b"")
+            at += len(values)
+    if at != size:
+        raise UsageError(f"{path.parent}: its parts changed while they were joined; begin again")
+
+
+def _make_parts(folder: Path, parts: Sequence[Callable[[], Iterable[Row]]]) -> None:
+    """Write the parts that are not there yet, with all cores."""
+    todo = [n for n in range(len(parts)) if read_part(part_path(folder, n)) is None]
+    workers = min(len(todo), usual_workers())
+    with _shown("storing tokens, parts", len(parts), len(parts) - len(todo)) as shown:
+        if workers < 2:
+            for number in todo:
+                write_part(part_path(folder, number), gather(parts[number]()), {})
+                shown.update(1)
+            return
+        _work(folder, parts, [todo[start::workers] for start in range(workers)], shown.update)
+
+
+def usual_workers() -> int:
+    """Number of processes that build a store: one for each thread of the processes of a host."""
+    if sys.platform != "linux":  # elsewhere a process cannot be forked with threads in it
+        return 1
+    asked = torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min(asked, len(os.sched_getaffinity(0)))
+
+
+def _work(
+    folder: Path,
+    parts: Sequence[Callable[[], Iterable[Row]]],
+    shares: Sequence[list[int]],
+    on_part: Callable[[int], None],
+) -> None:
+    """Write parts in processes of which each has its share."""
+    fork, ends, children = multiprocessing.get_context("fork"), [], []
+    for share in shares:
+        end, other = fork.Pipe(duplex=False)
+        child = fork.Process(target=_work_alone, args=(folder, parts, share, other), daemon=True)
+        child.start()
+        other.close()
+        ends.append(end)
+        children.append(child)
+    try:
+        while ends:
+            for end in wait(ends):
+                assert isinstance(end, Connection)
+                try:
+                    mistake = end.recv_bytes()
+                except EOFError:
+                    ends.remove(end)
+                    continue
+                if mistake:
+                    raise UsageError(mistake.decode())
+                on_part(1)
+        for child in children:
+            child.join()
+        if code := next((child.exitcode for child in children if child.exitcode), 0):
+            raise UsageError(
+                f"a process that builds {folder} has ended (exit code {code}; was there memory?); "
+                "give the same command again to go on from its finished parts"
+            )
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def _work_alone(
+    folder: Path,
+    parts: Sequence[Callable[[], Iterable[Row]]],
+    share: Sequence[int],
+    told: Connection,
+) -> None:
+    """Write a share of the parts in this process, unless the one that began it is gone."""
+    parent = multiprocessing.parent_process()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have their own processes
+
+    def rows(number: int) -> Iterator[Row]:
+        for row in parts[number]():
+            if parent is None or os.getppid() != parent.pid:
+                os._exit(1)
+            yield row
+
+    try:
+        for number in share:
+            write_part(part_path(folder, number), gather(rows(number)), {})
+            told.send_bytes(b"")
+    except UsageError as mistake:
+        told.send_bytes(str(mistake).encode())
+    except KeyboardInterrupt:
+        os._exit(1)
+
+
+def _shown(what: str, total: int, done: int = 0) -> Any:
+    """A progress bar, on a terminal only."""
+    from regard.training.progress import Progress
+
+    return Progress(what, total, done=done, quiet=not (SHOWN.get() and sys.stderr.isatty()))
+
+
+def rows_in_parts(
+    folder: Path,
+    rows: Callable[[dict[str, Any]], Iterator[Row]],
+    state: Callable[[], dict[str, Any]],
+    begun: Gathered,
+    more: Iterator[Row],
+    total: int,
+) -> Store:
+    """Write rows that are read one after the other, in parts, and open the store they make.
+
+    Args:
+        folder: of the store.
+        rows: makes the rows after those of a state.
+        state: of what has read them, so far.
+        begun: the first of them, if no part is there yet.
+        more: the rows that follow these.
+        total: bytes of what they are read from.
+    """
+    parts = list(finished_parts(folder))
+    if parts:
+        begun, more = Gathered(), rows(parts[-1].note["about"])
+    size = sum(sum(part.note["sizes"]) for part in parts)
+    with _shown("storing text, MB", total >> 20, size >> 20) as shown:
+        for number in count(len(parts)):
+            while begun.size < PART and (row := next(more, None)) is not None:
+                begun.add(row)
+            if not begun.rows:
+                break
+            write_part(part_path(folder, number), begun.store(), state())
+            shown.update(begun.size >> 20)
+            begun = Gathered()
+    return join_parts(folder, state())
 
 
 def _deleted(mistake: UsageError) -> bool:

@@ -93,10 +93,15 @@ class TableRow(NamedTuple):
 
 
 class Table:
-    """The rows of one file (or of a saved dataset's folder), one at a time as they are read."""
+    """The rows of one file (or of a saved dataset's folder), one at a time as they are read.
 
-    def __init__(self, path: str | Path, *, encoding: str = "utf-8"):
+    Those up to `skip` need not be parsed: only the first of them come, by which columns are known.
+    `count` is how many have come or were skipped.
+    """
+
+    def __init__(self, path: str | Path, *, encoding: str = "utf-8", skip: int = 0):
         self.path = Path(path)
+        self.skip, self.count, self.read = skip, 0, 0
         self.notes: list[str] = []
         self.head: list[TableRow] = []  # the first rows, once reading has begun
         self.kind = kind_of(self.path)
@@ -112,14 +117,22 @@ class Table:
 
     def __iter__(self) -> Iterator[TableRow]:
         rows = _READERS.get(self.kind or "", _lines)(self)
-        size, self.head = 0, []
+        size, self.head, self.read = 0, [], 0
         for row in rows:
             self.head.append(row)
             size += sum(map(len, row.value)) if isinstance(row.value, list) else 0
             if len(self.head) == _HEADER_ROWS or size > _HEAD_SIZE:
                 break
-        yield from self.head
-        yield from rows
+        for place, row in enumerate(self.head, 1):
+            self.count = place
+            yield row
+        for row in rows:
+            self.count = self.read
+            yield row
+
+    def skips(self, number: int) -> bool:
+        """True if row n, counted from 1, is not wanted."""
+        return _HEADER_ROWS < number <= self.skip
 
     def where(self, number: int) -> str:
         """File and line of a row."""
@@ -128,6 +141,15 @@ class Table:
     def cells(self) -> list[list[str]]:
         """First rows that are cells."""
         return [row.value for row in self.head if isinstance(row.value, list)]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that the rows, and the names of their labels, are read from."""
+        if is_saved(self.path):
+            about = self.path / "dataset_info.json"
+            beside = [self.path / "state.json", *([about] if about.is_file() else [])]
+            return [*saved_files(self.path), *beside]
+        return shards(self.path)
 
 
 # What a file is
@@ -236,6 +258,9 @@ def _lines(table: Table) -> Iterator[TableRow]:
                 yield from _records(table, lines, "\t")  # as Excel saves it, with its quotes
                 continue
             for number, line, fault in lines:
+                table.read += 1
+                if table.skips(table.read):
+                    continue
                 if fault or not line.strip():
                     yield TableRow(number, None, fault)
                     continue
@@ -331,9 +356,14 @@ def _records(
     width = 0
     while True:
         feed.begin()
+        table.read += 1
         try:
             cells = next(reader, None)
+            if cells is not None and width and table.skips(table.read):
+                continue
         except csv.Error as error:
+            if table.skips(table.read):
+                continue
             what = f"not CSV ({str(error).replace(chr(10), ' ')})"
             remedy = 'write a cell with a quote in it as "a ""quote"""'
             fault = feed.fault or Fault("columns", table.where(feed.number), what, remedy)
@@ -440,19 +470,23 @@ def _columnar(
     table: Table, files: Sequence[Path], batches: Callable[[Any], tuple[Any, Iterator[Any]]]
 ) -> Iterator[TableRow]:
     arrow = _arrow()
-    number = 0
     for path in files:
         try:
             with _bytes_of(path) as source:
                 schema, parts = batches(source)
                 names = _class_names(schema.metadata, path.parent)
                 for part in parts:
+                    if table.skips(table.read + 1) and table.skips(table.read + part.num_rows):
+                        table.read += part.num_rows
+                        continue
                     part.validate(full=True)  # pyarrow itself trusts the offsets of a file
                     for value in part.to_pylist():
-                        number += 1
+                        table.read += 1
+                        if table.skips(table.read):
+                            continue
                         for key, known in names.items():
                             value[key] = name_labels(value.get(key), known)
-                        yield TableRow(number, value)
+                        yield TableRow(table.read, value)
         except (arrow.ArrowException, OSError, *_DAMAGE) as error:
             if isinstance(error, UsageError):
                 raise

@@ -162,11 +162,12 @@ def spans_of(offsets: np.ndarray, length: int) -> np.ndarray:
     Each begins with the last token of the one before, so that every token but the first of a row
     is predicted once, after at most so many others.
     """
-    spans = []
-    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        for start in range(begin, max(begin + 1, end - 1), length):
-            spans.append((start, min(end, start + length + 1)))
-    return np.array([(a, b) for a, b in spans if b - a > 1], dtype=np.int64).reshape(-1, 2)
+    begins, ends = offsets[:-1], offsets[1:]
+    counts = np.maximum(1, -(-(ends - begins - 1) // length))
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(begins, counts) + length * within
+    spans = np.stack([starts, np.minimum(np.repeat(ends, counts), starts + length + 1)], 1)
+    return spans[spans[:, 1] - spans[:, 0] > 1]
 
 
 def evenly_spread(count: int, each: int, most: int) -> np.ndarray:

@@ -2,14 +2,21 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from regard.data.documents import find_texts, read_texts
+from regard.data.documents import (
+    MOST_RUNNING,
+    DocumentReader,
+    blocks,
+    find_texts,
+    read_whole,
+)
 from regard.data.labelled import labelled_files
 from regard.data.lines import opened_text
 from regard.data.parts import given_files
@@ -103,39 +110,63 @@ def _as_row(item: Any) -> dict[str, Any]:
     return row
 
 
+class TextCounts:
+    """Texts of a part that pass by: how many, how long, and the first of them."""
+
+    def __init__(self, running: bool):
+        self.running = running
+        self.rows = self.size = self.longest = 0
+        self.blank = True
+        self.sample: list[str] = []
+
+    def over(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield texts, or blocks of a running one, and count them."""
+        for text in texts:
+            self.rows, self.size = self.rows + 1, self.size + len(text)
+            self.longest = max(self.longest, self.size if self.running else len(text))
+            self.blank = self.blank and not text.strip()
+            if len(self.sample) < (1 if self.running else _SAMPLE):
+                self.sample.append(text)
+            yield text
+
+
 def examine_texts(data: str, given: ExamineOptions) -> DataReport:
     """Look over running text or documents."""
     shares, own = shares_and_files(given.valid, given.test)
     files = find_texts(Path(data)) | given_files(data, own)
     report, most = DataReport(data), given.most
     for name, some in files.items():
-        texts, total, running = [], 0, len(some) == 1 and not is_table(some[0])
+        running, first = len(some) == 1 and not is_table(some[0]), some[0]
+        counts = TextCounts(running)
+        if running:
+            texts = blocks(read_whole(first, MOST_RUNNING))
+            if cut := most and first.is_file() and os.path.getsize(first) > MOST_READ:
+                texts = _beginning(first)
+        else:
+            reader, cut = DocumentReader(some, given.columns, given.header), False
+            texts = islice(reader.texts(), most or None)
         try:
-            for path in some:
-                size = os.path.getsize(path) if path.is_file() else 0
-                if most and running and size > MOST_READ:
-                    with opened_text(path) as file:
-                        texts.append(file.read(MOST_READ).decode("utf-8", "ignore"))
-                    total += size_about(path)[0]
-                    continue
-                for text in read_texts(path, given.columns, given.header):
-                    texts.append(text)
-                    total += len(text) if running else 1
-                    if most and len(texts) >= most:
-                        break
+            findings = list(odd_characters(counts.over(texts), str(first)))
         except UsageError as error:
             report.refused(str(error).partition(": ")[0], error)
-        if not any(map(str.strip, texts)):
+            findings = []
+        if counts.blank:
             remedy = "give a text file, or set columns="
-            report.add("error", "no_text", some[0], "no text in it", remedy)
+            report.add("error", "no_text", first, "no text in it", remedy)
             continue
-        sizes = [len(text) for text in texts]
-        if most and not running and len(texts) >= most:
-            total = rows_about(some[0], len(texts), len(texts))
-        rows, of = (sum(sizes), "characters") if running else (len(texts), "documents")
-        report.parts[name] = RowCounts(rows, of, max(total, rows), 0, sum(sizes), max(sizes))
-        report.findings += odd_characters(texts, str(some[0]))
+        rows, of = (counts.size, "characters") if running else (counts.rows, "documents")
+        total = size_about(first)[0] if cut else rows
+        if most and not running and rows >= most:
+            total = rows_about(first, rows, rows)
+        total = max(total, rows)
+        report.parts[name] = RowCounts(rows, of, total, 0, counts.size, counts.longest)
+        report.findings += findings
         if name == "train":
-            documents = [{"text": text} for text in texts[:_SAMPLE]]
-            report.sample = texts[0][:_SAMPLE_TEXT] if running else documents
+            documents = [{"text": text} for text in counts.sample]
+            report.sample = counts.sample[0][:_SAMPLE_TEXT] if running else documents
     return report.close((*files, *shares))
+
+
+def _beginning(path: Path) -> Iterator[str]:
+    with opened_text(path) as file:
+        yield file.read(MOST_READ).decode("utf-8", "ignore")

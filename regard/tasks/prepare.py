@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard import own
 from regard.data.parts import Dataset
+from regard.data.store import SHOWN
 from regard.errors import UsageError, log
 from regard.files import read_json, write_atomically
 from regard.files.hashes import SUMS, damaged, listed, seal, unseal
@@ -227,6 +228,7 @@ def prepare(
         quiet: say nothing on stderr.
     """
     objective, settings, origin, folder = settled or settle(task, values)
+    SHOWN.set(not quiet)
     data, choice = objective.read(settings, origin), None
     if recipe is None:
         settings, choice = objective.suit(settings, values, data)

@@ -282,7 +282,7 @@ def test_every_label_keeps_a_row_to_learn_from_in_whatever_order_rows_come(seed:
     for some in (rows, rows[::-1]):
         split = plan_split(*zip(*some, strict=True), {"valid": 0.45, "test": 0.45}, "x")
         parts = split.parts(*zip(*some, strict=True))
-        assert sorted(sum(parts.values(), [])) == list(range(len(rows)))
+        assert sorted(i for some in parts.values() for i in some) == list(range(len(rows)))
         held.append({part: {some[i][0] for i in numbers} for part, numbers in parts.items()})
         if "" not in {label for borders in split.bounds.values() for label in borders}:
             own = {key: min(one for k, one in rows if k == key) for key in keys}

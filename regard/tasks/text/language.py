@@ -14,10 +14,8 @@ from regard.data.characters import Characters
 from regard.data.conversation import write_out
 from regard.data.documents import (
     Texts,
+    TokenisedTexts,
     count_bytes,
-    encode_documents,
-    encode_running,
-    has_conversations,
     tokenise_texts,
 )
 from regard.data.tokenize import train_tokenizer
@@ -67,11 +65,14 @@ class Losses(NamedTuple):
     running: bool
 
 
-def learn_tokenizer(texts: Sequence[str], settings: LanguageTrain) -> Tokenizer:
+def learn_tokenizer(texts: Texts, settings: LanguageTrain) -> Tokenizer:
     """Learn how to cut texts into tokens."""
-    if settings.tokenizer == _CHARACTERS:
-        return Characters.learn(texts)
-    return train_tokenizer(texts, kind=settings.tokenizer, vocab=settings.pieces)
+    characters = settings.tokenizer == _CHARACTERS  # of which none may be missed
+    some = texts["train"] if characters else texts.sample("train")
+    written = (write_out(text, settings.template) for text in some)
+    if characters:
+        return Characters.learn(written)
+    return train_tokenizer(written, kind=settings.tokenizer, vocab=settings.pieces)
 
 
 _SIZES = {
@@ -132,14 +133,13 @@ class LanguageObjective(Objective[LanguageTrain, Texts, LanguageCodec]):
         self, data: Texts, settings: LanguageTrain, learnt: Learnt, origin: Origin | None
     ) -> LanguageCodec:
         """The tokenizer, and how texts are read."""
-        talks = has_conversations(data["train"])
+        talks = data.talks("train")
         if talks and settings.objective != "causal":
             raise UsageError(
                 f"objective={settings.objective} learns from texts; for answers of conversations "
                 "choose objective=causal"
             )
-        written = [write_out(text, settings.template) for text in data["train"]]
-        tokenizer = learnt(lambda: learn_tokenizer(written, settings))
+        tokenizer = learnt(lambda: learn_tokenizer(data, settings))
         mask = mask_id(tokenizer) if settings.objective == "masked" else None
         template = settings.template if talks else None
         return LanguageCodec(tokenizer, data.running, settings.context, mask, template=template)
@@ -200,14 +200,12 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LanguageCo
         raise UsageError(f"{folder / 'config.json'}: {error}") from None
 
 
-def encoded_rows(codec: LanguageCodec, texts: Texts, part: str) -> tuple[list[list[int]], bool]:
-    """Ids of all texts of a part, and whether they are one running text."""
-    tokenizer = codec.tokenizer
-    if texts.running or codec.running:
-        parts = (ids for text in texts[part] for ids in encode_running(tokenizer, text))
-        return [[i for ids in parts for i in ids]], True
-    encoded = tokenizer.encode_batch(texts[part])
-    return [[tokenizer.bos, *ids, tokenizer.eos] for ids in encoded], False
+def tokenised_part(codec: LanguageCodec, texts: Texts, part: str, context: int) -> TokenisedTexts:
+    """Tokens of a part, as one running text for a model that was trained on such."""
+    template = codec.template or "plain"
+    running = texts.running or (codec.running and not texts.talks(part))
+    texts = Texts({"valid": texts[part]}, running)
+    return tokenise_texts(texts, codec.tokenizer, ("valid",), template=template, context=context)
 
 
 class LossJudge(Judge[Texts, LanguageEval, Losses]):
@@ -234,21 +232,13 @@ class LossJudge(Judge[Texts, LanguageEval, Losses]):
                 f"context={context} is more than the {config.max_length} places "
                 "that the model has learnt"
             )
-        texts, learnt = data[settings.part], None
-        if has_conversations(texts):
-            if settings.outputs:
-                raise UsageError("outputs= is for texts; it does not tell answers from questions")
-            template = codec.template or "plain"
-            pairs = list(encode_documents(texts, codec.tokenizer, template, context))
-            rows, running = [ids for ids, _ in pairs], False
-            learnt = np.concatenate([np.asarray(flags) for _, flags in pairs])
-        else:
-            rows, running = encoded_rows(codec, data, settings.part)
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-        ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-        spans = spans_of(offsets, context)
-        total, count = span_loss(runner.model, ids, spans, settings.batch_tokens, learnt)
-        return Losses(total, count, context, running)
+        if settings.outputs and data.talks(settings.part):
+            raise UsageError("outputs= is for texts; it does not tell answers from questions")
+        texts = tokenised_part(codec, data, settings.part, context)
+        column, learnt = texts.columns["valid"], texts.learnt.get("valid")
+        spans = spans_of(column.offsets, context)
+        total, count = span_loss(runner.model, column.ids, spans, settings.batch_tokens, learnt)
+        return Losses(total, count, context, texts.running)
 
     def score(
         self,
@@ -263,7 +253,7 @@ class LossJudge(Judge[Texts, LanguageEval, Losses]):
         if not tokens:
             raise UsageError(f"{settings.data}: no token to predict in so short a text")
         texts, loss = data[settings.part], total / tokens
-        size = count_bytes(texts)
+        size = count_bytes(data, settings.part)
         kind, sha = "running" if running else "documents", runner.codec.tokenizer.sha[:8]
         signature = f"tokens:{tokens}|context:{context}|{kind}|tokenizer:{sha}"
         scores = [
@@ -283,13 +273,14 @@ def text_rows(
     runner: Runner[Any], data: Texts, predictions: Losses, settings: LanguageEval
 ) -> list[dict[str, Any]]:
     """Loss of each text, or of each span that is read of a running one."""
-    rows, running = encoded_rows(runner.codec, data, settings.part)
-    if running:
-        spans = spans_of(np.array([0, len(rows[0])]), predictions.context).tolist()
-        rows = [rows[0][start:end] for start, end in spans]
-    records: list[dict[str, Any]] = []
     context, tokens = predictions.context, settings.batch_tokens
-    for row in rows:
+    column = tokenised_part(runner.codec, data, settings.part, context).columns["valid"]
+    spans = np.stack([column.offsets[:-1], column.offsets[1:]], 1)
+    if predictions.running:
+        spans = spans_of(column.offsets, context)
+    records: list[dict[str, Any]] = []
+    for start, end in spans.tolist():
+        row = column.ids[start:end].tolist()
         total, count = runner.predictor.row_loss(row, context, tokens)
         loss, text = total / count if count else None, runner.codec.tokenizer.decode(row)
         records.append({"text": text, "tokens": count, "loss": loss, "prediction": loss})

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 from regard.data.denoising import CORRUPTIONS, DenoisingBatches
 from regard.data.documents import Texts, load_texts
-from regard.data.pairs import Corpus, PairReader
+from regard.data.pairs import Corpus, Pair, PairReader
 from regard.data.parallel import PairBatch
 from regard.data.parts import Dataset
 from regard.data.table import Table
+from regard.data.text_rows import mapped
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
 from regard.decode.constraints import MAX_TEXT_TOKENS
@@ -107,15 +108,18 @@ def read_prefixes(path: Path, headed: bool) -> dict[str, str]:
 
 def with_prefixes(corpus: Corpus, prefix: str) -> Corpus:
     """Put the prefix of its row, or else one for all, before every input."""
-    places = {pair.where for pairs in corpus.parts.values() for pair in pairs}
+    places = {pairs[0].where for pairs in corpus.parts.values() if len(pairs)}
     tasks: dict[str, str] = {}
     for part in corpus.files.values():
         if part.target_path is None:
             tasks |= read_prefixes(part.path, headed=f"{part.path}:1" not in places)
-    parts = {
-        name: [replace(p, source=lead(tasks.get(p.where, prefix)) + p.source) for p in pairs]
-        for name, pairs in corpus.parts.items()
-    }
+    if not tasks and not prefix:
+        return corpus
+
+    def prefixed(pair: Pair) -> Pair:
+        return replace(pair, source=lead(tasks.get(pair.where, prefix)) + pair.source)
+
+    parts = {name: mapped(pairs, prefixed) for name, pairs in corpus.parts.items()}
     return replace(corpus, parts=parts)
 
 
@@ -208,7 +212,7 @@ class CorruptedText(Pairs[TextSettings]):
 
     def learn(self, data: Dataset[Any], settings: TextSettings) -> tuple[Tokenizer, Tokenizer]:
         """One tokenizer for both sides."""
-        lines = (line for text in data["train"] for line in text.splitlines())
+        lines = (line for text in cast(Texts, data).sample("train") for line in text.splitlines())
         both = train_tokenizer(lines, kind=settings.tokenizer, vocab=settings.pieces)
         return both, both
 
