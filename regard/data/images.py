@@ -59,7 +59,7 @@ class Images(MediaRows):
             return torch.from_numpy(self.pixels[rows])
 
         def one(row: int) -> np.ndarray:
-            return self.format.read(self.files.contents[row], self.files.items[row].where)
+            return self.format.read(self.files.content(row), self.files.items.where[row])
 
         return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
 
