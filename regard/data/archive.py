@@ -211,7 +211,7 @@ def locator(home: str | os.PathLike[str]) -> Callable[[str], str]:
     archives = cache(lambda: [open_archive(path) for path in archives_in(Path(home))])
 
     def locate(name: str) -> str:
-        path = os.path.join(home, name)
+        path = str(Path(home) / name)
         if not os.path.exists(path):
             inner = os.path.normpath(name)
             for archive in archives():

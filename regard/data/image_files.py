@@ -60,14 +60,17 @@ def _look(content: str | bytes, where: str) -> tuple[int, int, bool, bool]:
         return *image.size, image.mode in GREY, moves
 
 
-_IMAGES = Media(
+IMAGE_MEDIA = Media(
     "image",
     frozenset(IMAGE_SUFFIXES),
     lambda content: not begins_as_sound(content),
     BrokenImage,
     look=_look,
     header=np.dtype([("width", "<i4"), ("height", "<i4"), ("grey", "?"), ("moves", "?")]),
-    beside={"label": ((".cls", ".txt", ".json"), LABELS)},
+    beside={
+        "label": ((".cls", ".txt", ".json"), LABELS),
+        "text": ((".txt", ".json"), ("caption", "text")),
+    },
 )
 _PART = "|".join(word for words in PARTS.values() for word in words)
 _IDX = re.compile(rf"^(t10k|{_PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
@@ -77,7 +80,7 @@ _MOSAIC = re.compile(rf"(?P<part>{_PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGN
 class ImageFiles(MediaFiles):
     """The images of one part of a set, not yet decoded: in files, or in an array (n, c, h, w)."""
 
-    media = _IMAGES
+    media = IMAGE_MEDIA
 
     def __init__(self, items: Items, array: np.ndarray | None = None, contents: Contents = ()):
         """Take the images, and the bytes of their files where a table holds these."""
@@ -140,7 +143,7 @@ def kind_of_set(path: Path) -> str:
         return "idx"
     if is_folder(path) and any(_MOSAIC.fullmatch(name) for name in names):
         return "mosaics"
-    return _IMAGES.kind_of_set(path)
+    return IMAGE_MEDIA.kind_of_set(path)
 
 
 # Where its parts are
@@ -162,7 +165,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
         return _find_idx(path if path.is_dir() else path.parent, options)
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path, options)
-    return _IMAGES.find_parts(
+    return IMAGE_MEDIA.find_parts(
         path,
         kind == "table",
         partial(_read_table, options=options),
@@ -177,7 +180,7 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
 
 def _read_folder(roots: Sequence[Path], options: ImageOptions) -> ImageFiles:
     """Read class folders, or where labels are of no concern, all images within."""
-    files, notes = _IMAGES.list_files(roots, "label" if options.labelled else "none")
+    files, notes = IMAGE_MEDIA.list_files(roots, "label" if options.labelled else "none")
     return _look_at(files, several(roots), notes, options)
 
 
@@ -246,7 +249,7 @@ def _look_at(
     contents: Contents = (),
 ) -> ImageFiles:
     """Hash images and look at their headers: files with labels, or what a table holds of them."""
-    seen = _IMAGES.look_at(files, of, options, contents)
+    seen = IMAGE_MEDIA.look_at(files, of, options, contents)
     found = ImageFiles(seen.items, contents=seen.contents)
     sizes = np.unique(seen.headers[["width", "height"]])
     found.sizes = {(int(width), int(height)) for width, height in sizes.tolist()}

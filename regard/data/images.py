@@ -178,7 +178,7 @@ def _decoded(
     if cache is None:
         stored = ImageStore.of(shape, files.decode(format, broken))
     else:
-        digest = hashlib.sha256("\n".join(item.source for item in files.items).encode())
+        digest = hashlib.sha256("\n".join(files.items.sources()).encode())
         folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)
         try:
             stored = ImageStore.open(folder, shape)

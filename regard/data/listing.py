@@ -7,7 +7,7 @@ change are not opened again.
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -20,6 +20,7 @@ from regard.errors import UsageError
 from regard.files import cache_folder, make_folder, replacing
 
 HASH_BYTES = 16
+_CHUNK = 2**16
 # nanoseconds that a file must have lain unchanged before it was looked at: times of files are
 # coarse, and one that is written twice within the same tick may keep its time
 SETTLED = 2 * 10**9
@@ -37,7 +38,7 @@ class Names(Sequence[str]):
         """Keep texts, without what they all begin with."""
         blob, ends = bytearray(), array("q")
         for text in texts:
-            blob += os.fsencode(text)
+            blob += text if isinstance(text, bytes) else os.fsencode(text)
             ends.append(len(blob))
         return cls(bytes(blob), np.frombuffer(ends, np.int64), root)
 
@@ -57,9 +58,15 @@ class Names(Sequence[str]):
             return self.pick(range(*i.indices(len(self))))
         return self.root + os.fsdecode(self.raw(range(len(self))[i]))
 
-    def pick(self, rows: Iterable[int]) -> "Names":
+    def pick(self, rows: Sequence[int] | np.ndarray) -> "Names":
         """Some of the texts."""
-        return Names.of(map(self.raw, rows), self.root)
+        picked = np.asarray(rows, np.int64)
+        starts = np.concatenate([[0], self.ends[:-1]]) if len(self) else self.ends
+        begins, ends, parts = starts[picked], self.ends[picked], list[bytes]()
+        for low in range(0, len(picked), _CHUNK):  # objects for some at a time
+            some = (part[low : low + _CHUNK].tolist() for part in (begins, ends))
+            parts.append(b"".join([self.blob[a:b] for a, b in zip(*some, strict=True)]))
+        return Names(b"".join(parts), np.cumsum(ends - begins), self.root)
 
 
 def split_labels(item: Any) -> tuple[str, ...]:
@@ -123,6 +130,15 @@ class Items(Sequence[Item]):
         texts = None if self.texts is None else self.texts.pick(rows)
         parts = self.codes[rows], self.label_names, self.digests[rows], texts
         return Items(self.where.pick(rows), *parts)
+
+    def sources(self) -> Iterator[str]:
+        """Hash of each file."""
+        return (self.digests[i].tobytes().hex() for i in range(len(self)))
+
+    def strata(self) -> list[str]:
+        """Label by which each file is split evenly; none where one has none."""
+        names = list(self.label_names) if all(self.labels) else [""] * len(self.label_names)
+        return [names[code] for code in self.codes.tolist()]
 
     @property
     def labels(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard.data.archive import archives_in, content_of, in_archive, is_archive
+from regard.data.archive import archives_in, content_of, in_archive, is_archive, open_archive
 from regard.data.in_memory import UserData
 from regard.data.listing import HASH_BYTES, SETTLED, Items, Kept, Listing, numbered
 from regard.data.parts import named_files, part_named, single_file
@@ -60,7 +60,7 @@ class Media:
 
     def has_suffix(self, name: str) -> bool:
         """True if a name ends as those of such files."""
-        return Path(name).suffix.lower() in self.suffixes
+        return os.path.splitext(name)[1].lower() in self.suffixes
 
     def named(self, name: str) -> bool:
         """True if a file is one by its name, and not hidden."""
@@ -103,6 +103,16 @@ class Media:
         loose = any(self.named(entry.name) for entry in islice(os.scandir(path), 10_000))
         folders = (path / name for name in class_folders(path))
         return "folders" if (loose and not tables) or any(map(self.lie_in, folders)) else ""
+
+    def told_in(self, path: Path) -> str:
+        """What is told of the files in a folder or tars: label, text, or nothing."""
+        found = in_archive(str(path))
+        tars = [Path(found[0].path)] if found else archives_in(path)
+        if any(map(class_folders, [path] if found else tars or [path])):
+            return "label"
+        names = {name for tar in tars for name in islice(open_archive(tar).names, _CHECKED)}
+        ends = {os.path.splitext(name)[1] for name in names}
+        return "label" if ".cls" in ends else "text" if ends & {".txt", ".json"} else ""
 
     def columns(self, value: Value) -> list[Any]:
         """Columns or keys of a row that hold such a file, or the name of one."""

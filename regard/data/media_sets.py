@@ -41,7 +41,7 @@ class MediaRows:
     @property
     def hashes(self) -> list[str]:
         """Identity of each, by which it differs from all others."""
-        return [row.tobytes().hex() for row in self.files.items.digests[self.rows]]
+        return list(self.items.sources())
 
     @property
     def sha(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Any
 
+from regard.data.listing import Items
 from regard.errors import UsageError, lookup
 
 _SPACE = 2**64  # how many hashes there are
@@ -33,7 +34,10 @@ def hash_text(text: str) -> int:
 
 def keys_of(items: Sequence[Any]) -> list[int]:
     """Hash of each item: of the text itself, or of its source."""
-    sources = (item if isinstance(item, str) else item.source for item in items)
+    if isinstance(items, Items):
+        sources = items.sources()
+    else:
+        sources = (item if isinstance(item, str) else item.source for item in items)
     return [hash_text(fold(source)) for source in sources]
 
 
@@ -347,6 +351,8 @@ def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, list[int]
 
 def _strata(items: Sequence[Any]) -> list[str]:
     """The one label by which each item is split evenly; none where some have several."""
+    if isinstance(items, Items):
+        return items.strata()
     labels: list[tuple[str, ...]] = [getattr(item, "labels", ()) for item in items]
     single = all(len(some) == 1 and some[0] for some in labels)
     return [some[0] for some in labels] if single else [""] * len(items)

@@ -6,8 +6,9 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,11 +28,16 @@ class Tree(NamedTuple):
     """Files of a kind below some roots, as they were found."""
 
     where: Names
-    starts: np.ndarray  # where in each place its name below the root begins
+    at: np.ndarray  # number of the folder that each is in
+    places: list[str]  # of folders, from the roots on; that of a root is empty
     stamps: np.ndarray
-    folders: list[str]  # right below the roots, but for hidden ones
-    others: int  # files of other kinds in these
+    others: int  # files of other kinds in these folders, but for the roots
     other: str  # one of them
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders right below the roots."""
+        return sorted({place.partition("/")[0] for place in self.places} - {""})
 
     def listing(self) -> tuple[Listing, list[int]]:
         """All files, whose labels are the folders that they are in, and how many each has.
@@ -39,103 +45,106 @@ class Tree(NamedTuple):
         They are in the order of these, of the folders in them and of their names; those that lie
         in none come last.
         """
-        groups: dict[bytes, array[int]] = {}
-        for i, start in enumerate(self.starts.tolist()):
-            folder = self.where.raw(i)[start:].rpartition(b"/")[0]
-            groups.setdefault(folder, array("q")).append(i)
-        by_top: dict[str, list[bytes]] = {}
-        for folder in groups:
-            by_top.setdefault(os.fsdecode(folder.split(b"/", 1)[0]), []).append(folder)
-        order, counts = array("q"), []
-        for top in (labels := [*self.folders, ""]):
-            before = len(order)
-            for folder in sorted(by_top.get(top, ())):
-                rows = groups[folder].tolist()
-                names = [self.where.raw(i).rpartition(b"/")[2] for i in rows]
-                order.extend(rows[i] for i in sorted(range(len(rows)), key=names.__getitem__))
-            counts.append(len(order) - before)
-        codes = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        rows = np.frombuffer(order, np.int64)
-        return Listing(self.where.pick(order), codes, labels, self.stamps[rows]), counts
+        labels = [*self.folders, ""]
+        by_place = np.argsort(self.at, kind="stable")
+        bounds = np.searchsorted(self.at[by_place], np.arange(len(self.places) + 1)).tolist()
+        order, counts = array("q"), dict.fromkeys(labels, 0)
+        tops = {place: place.partition("/")[0] for place in self.places}
+        for n in sorted(
+            range(len(self.places)),
+            key=lambda n: (not self.places[n], tops[self.places[n]], self.places[n]),
+        ):
+            rows = by_place[bounds[n] : bounds[n + 1]].tolist()
+            names = [self.where.raw(i).rpartition(b"/")[2] for i in rows]
+            order.extend(rows[i] for i in sorted(range(len(rows)), key=names.__getitem__))
+            counts[tops[self.places[n]]] += len(rows)
+        codes = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
+        stamps = self.stamps[np.frombuffer(order, np.int64)]
+        return Listing(self.where.pick(order), codes, labels, stamps), list(counts.values())
 
 
 def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
     """Find all files of a kind below folders or places in tars."""
-    every = [_in_archive(root) or _in_folder(root) for root in roots]
     home = os.path.join(os.path.commonpath(roots) if len(roots) > 1 else roots[0], "")
-    blob, ends, starts, stamps = bytearray(), array("q"), array("q"), array("q")
-    folders: set[str] = set()
+    blob, ends, at, stamps = bytearray(), array("q"), array("i"), array("q")
+    places: dict[str, int] = {}
     others, other = 0, ""
-    for root, found in zip(roots, every, strict=True):
-        prefix = os.fsencode(os.path.join(root, ""))[len(os.fsencode(home)) :]
-        for name, stamp in found:
-            top, inside, _ = name.partition("/")
-            if inside and top.startswith((".", "__")):
+    for root in roots:
+        for place, names, stamp in _in_archive(root) or _in_folder(str(root)):
+            if place.startswith((".", "__")):
                 continue
-            if inside:
-                folders.add(top)
-            last = name.rpartition("/")[2]
-            if not last or last.startswith("."):
-                continue
-            if not fits(last):
-                if inside:
-                    others, path = others + 1, os.path.join(root, name)
-                    other = min(other, path) if other else path
-                continue
-            blob += prefix + os.fsencode(name)
-            ends.append(len(blob))
-            starts.append(len(prefix))
-            stamps.extend(stamp() if callable(stamp) else stamp)
+            if any("\ud800" <= letter <= "\udfff" for letter in place):
+                name = place.partition("/")[0]
+                raise UsageError(
+                    f"{root}: the folder {name!r} has a name that is not UTF-8; rename it"
+                )
+            number = places.setdefault(place, len(places))
+            folder = os.path.join(root, place, "")
+            prefix = os.fsencode(folder[len(home) :])
+            for i, name in enumerate(names):
+                if name.startswith("."):
+                    continue
+                if fits(name):
+                    blob += prefix + os.fsencode(name)
+                    ends.append(len(blob))
+                    at.append(number)
+                    stamps.extend(stamp(i))
+                elif place:
+                    others, other = others + 1, min(other or folder + name, folder + name)
             if len(ends) > MOST_FILES:
                 raise UsageError(f"{root}: over {MOST_FILES:,} files; too many to be meant")
-    for name in folders:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UsageError(
-                f"{roots[0]}: the folder {name!r} has a name that is not UTF-8; rename it"
-            )
     where = Names(bytes(blob), np.frombuffer(ends, np.int64), home)
     table = np.frombuffer(stamps, np.int64).reshape(-1, 3)
-    return Tree(where, np.frombuffer(starts, np.int64), table, sorted(folders), others, other)
+    return Tree(where, np.frombuffer(at, np.int32), list(places), table, others, other)
 
 
-Found = Iterator[tuple[str, Any]]  # names below a root, and a stamp or what makes it
+# of folders below a root: place, names of the files in it, and the stamp of each by its number
+_Found = Iterator[tuple[str, Sequence[str], Callable[[int], tuple[int, int, int]]]]
 
 
-def _in_archive(root: Path) -> Found | None:
-    """Names of the files in a place in a tar, unless it lies in none."""
+def _in_archive(root: Path) -> _Found | None:
+    """Files in the folders of a place in a tar, unless it lies in none."""
     if (found := in_archive(str(root))) is None:
         return None
     archive, inner = found
-    inner += "/" if inner else ""
+    start = len(inner and inner + "/")
 
-    def names() -> Found:
-        for i in archive.below(inner):
-            name = os.fsdecode(archive.names.raw(i))[len(inner) :]
-            yield name, (int(archive.sizes[i]), *archive.stamp[1:])
+    def folder_of(i: int) -> str:
+        return os.fsdecode(archive.names.raw(i))[start:].rpartition("/")[0]
 
-    return names()
+    def folders() -> _Found:
+        for place, rows in groupby(archive.below(inner and inner + "/"), folder_of):
+            numbers = list(rows)
+            names = [archive.names[i].rpartition("/")[2] for i in numbers]
+            yield place, names, partial(_stamp_in, archive, numbers)
+
+    return folders()
 
 
-def _in_folder(root: Path, inner: str = "") -> Found:
-    """Names of the files below a folder; folders behind links are those right below it alone."""
+def _stamp_in(archive: Archive, numbers: Sequence[int], i: int) -> tuple[int, int, int]:
+    return (int(archive.sizes[numbers[i]]), *archive.stamp[1:])
+
+
+def _in_folder(root: str, place: str = "") -> _Found:
+    """Files in the folders below one; of those behind links, only those right below it count."""
+    folders, files = [], []
     try:
-        with os.scandir(os.path.join(root, inner)) as entries:
+        with os.scandir(os.path.join(root, place)) as entries:
             for entry in entries:
-                name = inner + entry.name
-                if not inner and entry.name.startswith((".", "__")):
-                    continue
                 if not entry.is_dir():
-                    yield name, partial(_stamp, entry)
-                elif not inner or not entry.is_symlink():
-                    yield name + "/", _NO_FILE
-                    yield from _in_folder(root, name + "/")
+                    files.append(entry)
+                elif not (entry.is_symlink() if place else entry.name.startswith((".", "__"))):
+                    folders.append(entry.name)
     except OSError as error:
-        raise refuse(error, os.path.join(root, inner)) from error
+        raise refuse(error, os.path.join(root, place)) from error
+    yield place, [entry.name for entry in files], lambda i: _stamp(files[i])
+    for name in folders:
+        yield from _in_folder(root, os.path.join(place, name))
 
 
 def _stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     try:
-        return stamp_of(entry.stat())
+        return stamp_of(os.stat(entry.path))  # an entry would keep what its own stat returns
     except OSError:
         return _NO_FILE
 

@@ -17,6 +17,7 @@ from regard.data.augment import Augment, step_rng
 from regard.data.batches import Shuffled
 from regard.data.captions import captions_in
 from regard.data.image_files import (
+    IMAGE_MEDIA,
     ImageFiles,
     ImageOptions,
     find_image_parts,
@@ -137,9 +138,12 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
             if words and words[len(words) // 2] >= 4:
                 return "text", "a table of images and texts about them"
             return "label", "a table of images and labels"
-        if kind == "folders" and not any(each.is_dir() for each in path.iterdir()):
-            return "", "images without labels (or pretrain)"
-        return "label", "images in folders, or with labels"
+        told = IMAGE_MEDIA.told_in(path) if kind == "folders" else "label"
+        return told, {
+            "": "images without labels (or pretrain)",
+            "label": "images in folders, or with labels",
+            "text": "images in tars with texts about them",
+        }[told]
 
     def parts(self, data: str, asked: ExamineOptions) -> Any:
         """Find what reads the files of each part."""

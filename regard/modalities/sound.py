@@ -191,6 +191,8 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
         """Tell labels, which repeat, from transcripts."""
         if SOUNDS.kind_of_set(path) != "table":
+            if SOUNDS.told_in(path) == "text":
+                return "text", "sounds in tars with texts"
             return "label", "sounds in folders"
         targets = first_targets(path, columns, header)
         if len(targets) < 6 or 3 * len(set(targets)) > len(targets):
