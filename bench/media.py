@@ -176,7 +176,7 @@ def workers(home: Path, steps: int, rounds: int) -> None:
     out = home / "photos_run"
     shutil.rmtree(out, ignore_errors=True)
     values = {"data": str(folder), "out": str(out), "steps": 1, "size": "tiny", "image": 64}
-    values |= {"batch": 32, "linear": False, "depth": 4, "width": 192, "heads": 4, "patch": 8}
+    values |= {"batch": 32, "linear": False, "depth": 2, "width": 128, "heads": 4, "patch": 8}
     run = prepare(task_named("images"), values)
     model, task, settings = run.runner.model, run.training, run.settings
     optimiser, ratios, shares = build_optimiser(model, lr=0.0), [], []

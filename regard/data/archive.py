@@ -53,6 +53,16 @@ class Archive(NamedTuple):
         low, high = (bisect_left(every, end, key=self.names.raw) for end in (raw, raw[:-1] + b"0"))
         return range(low, high)
 
+    def folders(self, inner: str) -> list[str]:
+        """Names of the folders in a folder of it, which ends with a slash, or right in it."""
+        rows, found = self.below(inner), list[str]()
+        i = rows.start
+        while i < rows.stop:
+            name, inside, _ = self.names[i][len(inner) :].partition("/")
+            found += [name] * bool(inside)
+            i = self.below(f"{inner}{name}/").stop if inside else i + 1
+        return found
+
     def read(self, number: int) -> bytes:
         """Bytes of a file, if the archive is still as it was."""
         start, size = int(self.starts[number]), int(self.sizes[number])

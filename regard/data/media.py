@@ -20,7 +20,7 @@ from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
 from regard.data.store import store_key
 from regard.data.table import Table, Value, is_folder, is_saved
-from regard.data.tree import archive_parts, read_tree, texts_beside
+from regard.data.tree import archive_parts, read_tree, texts_beside, unwrapped
 from regard.errors import UsageError, nearest
 from regard.files import refuse
 
@@ -166,7 +166,7 @@ class Media:
         """Find folders or tars train, valid and test; without them, the path is that of train."""
         if path.is_dir() and any(map(self.lie_in, archives_in(path))):
             return {part: partial(read, some) for part, some in archive_parts(path).items()}
-        parts: dict[str, list[str]] = {}
+        path, parts = unwrapped(path), dict[str, list[str]]()
         for name in (folders := class_folders(path)):
             if part := part_named(name):
                 parts.setdefault(part, []).append(name)
@@ -404,10 +404,11 @@ def several(roots: Sequence[Path]) -> str:
 
 def class_folders(path: Path) -> list[str]:
     """Names of the folders in a folder, or in a place in a tar, but for hidden ones."""
-    if in_archive(str(path)):
-        return read_tree([path], lambda name: False).folders
     try:
-        entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        if found := in_archive(str(path)):
+            entries = found[0].folders(found[1] and found[1] + "/")
+        else:
+            entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except OSError as error:
         raise refuse(error, path) from error
     names = [name for name in entries if not name.startswith((".", "__"))]

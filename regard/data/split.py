@@ -34,10 +34,9 @@ def hash_text(text: str) -> int:
 
 def keys_of(items: Sequence[Any]) -> list[int]:
     """Hash of each item: of the text itself, or of its source."""
-    if isinstance(items, Items):
-        sources = items.sources()
-    else:
-        sources = (item if isinstance(item, str) else item.source for item in items)
+    if isinstance(items, Items):  # hashes, which are folded
+        return [hash_text(source) for source in items.sources()]
+    sources = (item if isinstance(item, str) else item.source for item in items)
     return [hash_text(fold(source)) for source in sources]
 
 

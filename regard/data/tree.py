@@ -73,8 +73,8 @@ def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
         for place, names, stamp in _in_archive(root) or _in_folder(str(root)):
             if place.startswith((".", "__")):
                 continue
-            if any("\ud800" <= letter <= "\udfff" for letter in place):
-                name = place.partition("/")[0]
+            name = place.partition("/")[0]
+            if any("\ud800" <= letter <= "\udfff" for letter in name):
                 raise UsageError(
                     f"{root}: the folder {name!r} has a name that is not UTF-8; rename it"
                 )
@@ -168,13 +168,24 @@ def stamps_of(paths: Names) -> np.ndarray:
 # Where the parts are
 
 
+def unwrapped(path: Path) -> Path:
+    """The only folder in a tar, if it has the name of the tar or of a part; else the path."""
+    if found := in_archive(str(path)):
+        archive, inner = found
+        folders = [] if inner else archive.folders("")
+        if len(folders) == 1 and len(archive.below(folders[0] + "/")) == len(archive.names):
+            named = part_named(folders[0]) or folders[0] == path.stem
+            return path / folders[0] if named else path
+    return path
+
+
 def archive_parts(folder: Path) -> dict[str, list[Path]]:
     """Tars of each part that lie in a folder: by their names, or all of them train."""
     parts: dict[str, list[Path]] = {}
     for path in archives_in(folder):
         words = path.stem.replace("-", ".").replace("_", ".").split(".")
         named = [part for word in words if (part := part_named(word))]
-        parts.setdefault(named[0] if named else "", []).append(path)
+        parts.setdefault(named[0] if named else "", []).append(unwrapped(path))
     if rest := parts.pop("", []):
         if parts:
             raise UsageError(

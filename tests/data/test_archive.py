@@ -63,12 +63,15 @@ def same(one, other) -> None:
         assert one[part].labels.equal(other[part].labels)
 
 
-@pytest.mark.parametrize("way", ["one tar", "a tar a part", "shards"])
+@pytest.mark.parametrize("way", ["one tar", "a tar a part", "shards", "wrapped"])
 def test_images_from_tars_are_those_of_the_folder_to_the_bit(stripes, tmp_path, way):
     data = tmp_path / "set"
     if way == "one tar":
         data = pack(tmp_path / "all.tar", stripes)
-    for part in ("train", "test") if way != "one tar" else ():
+    for part in ("train", "test") if way == "wrapped" else ():
+        every = [x.relative_to(stripes) for x in (stripes / part).rglob("*.png")]
+        pack(data / f"{part}.tar", stripes, sorted(map(str, every)))
+    for part in ("train", "test") if way in ("a tar a part", "shards") else ():
         folder = stripes / part
         names = sorted(str(x.relative_to(folder)) for x in folder.rglob("*.png"))
         np.random.default_rng(0).shuffle(names)
