@@ -437,10 +437,14 @@ def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def label_numbers(items: Items, classes: Sequence[str]) -> np.ndarray:
+def label_numbers(items: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
     """Number of each file's label; refuses one that is not known."""
     numbers: Mapping[str, int] = {label: i for i, label in enumerate(classes)}
-    every = set(items.labels)
+    if isinstance(items, Items):
+        codes, names = items.codes, items.label_names
+    else:
+        codes, names = numbered(item.label for item in items)
+    every = {names[code] for code in np.unique(codes).tolist()}
     if not every & numbers.keys() and all(label.isdecimal() for label in every):
         numbers = {str(i): i for i in range(len(classes))}  # numbers of labels that have names
     if unknown := every - numbers.keys():
@@ -450,5 +454,4 @@ def label_numbers(items: Items, classes: Sequence[str]) -> np.ndarray:
             f"{item.where}: label {item.label!r:.60} is not among those that are known "
             f"({shown}).{nearest(item.label, list(classes))}"
         )
-    known = np.array([numbers.get(label, -1) for label in items.label_names], np.int64)
-    return known[items.codes]
+    return np.array([numbers.get(label, -1) for label in names], np.int64)[codes]
