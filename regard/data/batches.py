@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappush, heapreplace
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,6 +165,17 @@ class Shuffled:
             if len(self._orders) > _REMEMBERED:
                 self._orders.popitem(last=False)
         return self._orders[epoch]
+
+
+def moved(batch: Any, device: torch.device | str) -> Any:
+    """Move all tensors of a batch to a device; for CUDA, from memory that is pinned."""
+    if isinstance(batch, torch.Tensor):
+        to_cuda = torch.device(device).type == "cuda" and not batch.is_cuda
+        return (batch.pin_memory() if to_cuda else batch).to(device, non_blocking=to_cuda)
+    if torch.device(device).type == "cpu" or not isinstance(batch, tuple):
+        return batch
+    parts = (moved(part, device) for part in batch)
+    return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
 
 
 def pad(rows: Sequence[np.ndarray], value: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from regard.data.archive import archives_in, in_archive, locator
+from regard.data.image_files import IMAGE_MEDIA
 from regard.data.images import ImageData, Images
 from regard.data.in_memory import home_of
 from regard.data.labelled import hash_items
 from regard.data.pairs import PairReader
-from regard.data.parts import PARTS, named_files
+from regard.data.parts import PARTS
 from regard.errors import UsageError
 
 
@@ -58,15 +60,23 @@ def captions_in(
         most: number of images that are read at most.
         files: whether captions are files, as masks are, with paths from the table's folder on.
     """
-    tables = named_files(path).get(part, []) if path.is_dir() else [path]
     captions: dict[str, list[str]] = {}
-    for table in tables:
-        home = home_of(table)
+    if in_archive(str(path)) or (
+        path.is_dir() and not IMAGE_MEDIA.tables(path) and archives_in(path)
+    ):
+        read = partial(IMAGE_MEDIA.list_files, target="text")
+        for name, files in IMAGE_MEDIA.folder_parts(path, read).items():
+            found = files()[0] if part in ("", name) else None
+            if found is not None and found.texts is not None:
+                captions |= {w: [t] for w, t in zip(found.where, found.texts, strict=True)}
+        return captions
+    for table in IMAGE_MEDIA.tables(path).get(part, []) if path.is_dir() else [path]:
+        locate = locator(home_of(table))
         for pair in PairReader(table, columns=columns, header=header):
-            image = str(home / pair.source)
+            image = locate(pair.source)
             if len(captions) == most and image not in captions:
                 return captions
-            told = str(home / pair.target) if files else pair.target
+            told = locate(pair.target) if files else pair.target
             captions.setdefault(image, []).append(told)
     return captions
 
@@ -92,7 +102,7 @@ def read_captions(
         files: whether captions are files, as masks are.
     """
     captions: dict[str, list[str]] = {}
-    for part in parts if data.is_dir() else ("train",):
+    for part in parts if data.is_dir() or in_archive(str(data)) else ("train",):
         captions |= captions_in(data, part, columns, header, files=files)
     home = data if data.is_dir() else data.parent
     for given in filter(None, (valid, test)):

@@ -214,10 +214,9 @@ class DenoisingBatches:
         tokens: int,
         longest: int,
         seed: int,
-        device: str = "cpu",
     ):
         self.tokenizer, self.corruption = tokenizer, CORRUPTIONS[corruption]
-        self.tokens, self.longest, self.seed, self.device = tokens, longest, seed, device
+        self.tokens, self.longest, self.seed = tokens, longest, seed
         self.sentinels = sentinels_of(tokenizer, vocab, self.corruption.sentinels)
         self.masked = self.corruption.share if share is None else share, mean_span
         self.stores = {part: self._tokenised(texts, part) for part in ("train", "valid")}
@@ -248,7 +247,7 @@ class DenoisingBatches:
             for i in rows
         ]
         sources, targets = zip(*pairs, strict=True)
-        return make_batch(sources, targets, self.tokenizer, self.tokenizer, self.device)
+        return make_batch(sources, targets, self.tokenizer, self.tokenizer)
 
     def __getitem__(self, n: int) -> PairBatch:
         """Batch n."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from regard.data.archive import in_archive, locator
 from regard.data.columns import parse_columns, text_at
 from regard.data.image_format import (
     GREY,
@@ -30,55 +31,60 @@ from regard.data.image_format import (
 from regard.data.in_memory import UserData, home_of
 from regard.data.labelled import ExampleFormat, ExampleReader
 from regard.data.lines import missing, opened
+from regard.data.listing import Item, Items, Listing, Names, numbered
 from regard.data.media import (
     LABELS,
-    MOST_FILES,
+    Contents,
     Media,
     MediaFiles,
     MediaOptions,
     cell_bytes,
     find_media_parts,
     is_set,
-    split_labels,
+    several,
 )
 from regard.data.pairs import PairReader
 from regard.data.parts import PARTS, part_named
 from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Table, is_folder
+from regard.data.tree import MOST_FILES, stamps_of
 from regard.errors import UsageError
 
 MOST_STORED = 4 * 2**30  # bytes of a set that is kept decoded; a larger one is read from its files
-_IMAGES = Media(
-    "image", frozenset(IMAGE_SUFFIXES), lambda content: not begins_as_sound(content), BrokenImage
+
+
+def _look(content: str | bytes, where: str) -> tuple[int, int, bool, bool]:
+    """Width and height of an image, whether it is grey, and whether it moves."""
+    with open_image(content, where) as image:
+        moves = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+        return *image.size, image.mode in GREY, moves
+
+
+IMAGE_MEDIA = Media(
+    "image",
+    frozenset(IMAGE_SUFFIXES),
+    lambda content: not begins_as_sound(content),
+    BrokenImage,
+    look=_look,
+    header=np.dtype([("width", "<i4"), ("height", "<i4"), ("grey", "?"), ("moves", "?")]),
+    beside={
+        "label": ((".cls", ".txt", ".json"), LABELS),
+        "text": ((".txt", ".json"), ("caption", "text")),
+    },
 )
 _PART = "|".join(word for words in PARTS.values() for word in words)
 _IDX = re.compile(rf"^(t10k|{_PART})[._-]images?[._-]?idx\d[._-]ubyte(\.gz|\.xz)?$", re.IGNORECASE)
 _MOSAIC = re.compile(rf"(?P<part>{_PART})_(?P<label>[^.]+)\.(jpe?g|png)", re.IGNORECASE)
 
 
-class Item(NamedTuple):
-    """One image of a set: where it is, its label, and a hash of what it shows."""
-
-    where: str
-    label: str
-    source: str
-
-    labels = property(split_labels)
-
-
 class ImageFiles(MediaFiles):
     """The images of one part of a set, not yet decoded: in files, or in an array (n, c, h, w)."""
 
-    media = _IMAGES
+    media = IMAGE_MEDIA
 
-    def __init__(
-        self,
-        items: list[Item],
-        array: np.ndarray | None = None,
-        contents: Sequence[str | bytes] | None = None,
-    ):
-        """Take the images, and what of each is opened: its path, or the bytes of its file."""
-        super().__init__(items, [item.where for item in items] if contents is None else contents)
+    def __init__(self, items: Items, array: np.ndarray | None = None, contents: Contents = ()):
+        """Take the images, and the bytes of their files where a table holds these."""
+        super().__init__(items, contents)
         self.array = array
         self.sizes: set[tuple[int, int]] = set()
         self.grey = array is not None and array.shape[1] == 1
@@ -88,14 +94,14 @@ class ImageFiles(MediaFiles):
     def pick(self, numbers: Sequence[int]) -> "ImageFiles":
         """Some of the images."""
         array = None if self.array is None else self.array[numbers]
-        contents = [self.contents[i] for i in numbers]
-        return ImageFiles([self.items[i] for i in numbers], array, contents)
+        contents = [self.contents[i] for i in numbers] if self.contents else ()
+        return ImageFiles(self.items.pick(numbers), array, contents)
 
     def open(self, i: int) -> Image.Image:
         """Open image i."""
         if self.array is not None:
             return open_image(self.array[i].transpose(1, 2, 0))
-        return open_image(self.contents[i], self.items[i].where)
+        return open_image(self.content(i), self.items.where[i])
 
     def whole(self, format: ImageFormat) -> np.ndarray | None:
         """All images (n, c, h, w), if they lie in memory as the format wants them."""
@@ -104,7 +110,7 @@ class ImageFiles(MediaFiles):
 
     def decode(self, format: ImageFormat, broken: str) -> Iterator[np.ndarray | str]:
         """Yield every image in the format, or why it cannot be had."""
-        return self.decode_each(lambda i: format.take(self.open(i), self.items[i].where), broken)
+        return self.decode_each(lambda i: format.take(self.open(i), self.items.where[i]), broken)
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def kind_of_set(path: Path) -> str:
         return "idx"
     if is_folder(path) and any(_MOSAIC.fullmatch(name) for name in names):
         return "mosaics"
-    return _IMAGES.kind_of_set(path)
+    return IMAGE_MEDIA.kind_of_set(path)
 
 
 # Where its parts are
@@ -152,14 +158,14 @@ def find_image_parts(
 
 def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
     """Find the parts of a set and what reads each."""
-    if not path.exists():
+    if not path.exists() and not in_archive(str(path)):
         raise UsageError(missing(path))
     kind = kind_of_set(path)
     if kind == "idx":
         return _find_idx(path if path.is_dir() else path.parent, options)
     if kind == "mosaics" and options.mosaics:
         return _find_mosaics(path, options)
-    return _IMAGES.find_parts(
+    return IMAGE_MEDIA.find_parts(
         path,
         kind == "table",
         partial(_read_table, options=options),
@@ -172,9 +178,10 @@ def find_images(path: Path, options: ImageOptions) -> dict[str, ReadImages]:
 # Images in files
 
 
-def _read_folder(folder: Path, options: ImageOptions) -> ImageFiles:
-    """Read a folder of class folders, or where labels are of no concern, all images within."""
-    return _look_at(*_IMAGES.read_folder(folder, options.labelled), options)
+def _read_folder(roots: Sequence[Path], options: ImageOptions) -> ImageFiles:
+    """Read class folders, or where labels are of no concern, all images within."""
+    files, notes = IMAGE_MEDIA.list_files(roots, "label" if options.labelled else "none")
+    return _look_at(files, several(roots), notes, options)
 
 
 def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
@@ -190,8 +197,10 @@ def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
     else:
         pairs = PairReader(path, columns=options.columns, header=options.header)
         rows = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
-    home = home_of(path)
-    return _look_at([(str(home / name), label) for name, label in rows], notes, options)
+    locate = locator(home_of(path))
+    where = Names.of(locate(name) for name, _ in rows)
+    codes, labels = numbered(label for _, label in rows)
+    return _look_at(Listing(where, codes, labels, stamps_of(where)), path, notes, options)
 
 
 def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> ImageFiles:
@@ -220,7 +229,9 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
             raise too_many(where)
         rows.append((where, text))
         contents.append(data)
-    found = _look_at(rows, [], options, contents)
+    where, (codes, labels) = Names.of(x for x, _ in rows), numbered(x for _, x in rows)
+    stamps = np.zeros((len(rows), 3), np.int64)
+    found = _look_at(Listing(where, codes, labels, stamps), path, [], options, contents)
     found.total = total
     return found
 
@@ -231,31 +242,22 @@ def too_many(where: str) -> UsageError:
 
 
 def _look_at(
-    rows: Sequence[tuple[str, str]],
+    files: Listing,
+    of: str | Path,
     notes: list[str],
     options: ImageOptions,
-    contents: Sequence[bytes] | None = None,
+    contents: Contents = (),
 ) -> ImageFiles:
     """Hash images and look at their headers: files with labels, or what a table holds of them."""
-
-    def look(content: str | bytes, where: str) -> tuple[tuple[int, int], bool, bool]:
-        with open_image(content, where) as image:
-            return image.size, image.mode in GREY, _is_animated(image)
-
-    opened = [(row[0], row[0] if contents is None else contents[i]) for i, row in enumerate(rows)]
-    seen = _IMAGES.look_at(opened, look, options.broken, options.most)
-    items = [Item(*rows[i], digest) for i, digest in zip(seen.rows, seen.hashes, strict=True)]
-    found = ImageFiles(items, contents=[opened[i][1] for i in seen.rows])
-    found.sizes = {size for size, _, _ in seen.headers}
-    found.grey = all(grey for _, grey, _ in seen.headers)
-    found.bad, found.total, found.notes = seen.bad, len(rows), notes
-    if animated := sum(moves for _, _, moves in seen.headers):
+    seen = IMAGE_MEDIA.look_at(files, of, options, contents)
+    found = ImageFiles(seen.items, contents=seen.contents)
+    sizes = np.unique(seen.headers[["width", "height"]])
+    found.sizes = {(int(width), int(height)) for width, height in sizes.tolist()}
+    found.grey = bool(seen.headers["grey"].all())
+    found.bad, found.total, found.notes = seen.bad, seen.total, notes
+    if animated := int(seen.headers["moves"].sum()):
         notes.append(f"{animated:,} animated images: of each, the first frame is read")
     return found
-
-
-def _is_animated(image: Image.Image) -> bool:
-    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 # idx files (LeCun et al. 1998)
@@ -317,7 +319,8 @@ def _read_idx_part(path: Path, options: ImageOptions) -> ImageFiles:
             )
     images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     images = np.ascontiguousarray(images)
-    return ImageFiles(_array_items(images, map(str, labels.tolist()), str(path)), images)
+    items = _array_items(images, map(str, labels.tolist()), str(path))
+    return ImageFiles(Items.of(items), images)
 
 
 def _labels_beside(path: Path) -> Path:
@@ -366,4 +369,4 @@ def _read_mosaics(files: Mapping[str, Path], options: ImageOptions) -> ImageFile
         tiles = tiles.reshape(-1, channels, tile, tile)
         items += _array_items(tiles, [label] * len(tiles), str(path))
         arrays.append(tiles)
-    return ImageFiles(items, np.concatenate(arrays))
+    return ImageFiles(Items.of(items), np.concatenate(arrays))

@@ -59,7 +59,7 @@ class Images(MediaRows):
             return torch.from_numpy(self.pixels[rows])
 
         def one(row: int) -> np.ndarray:
-            return self.format.read(self.files.contents[row], self.files.items[row].where)
+            return self.format.read(self.files.content(row), self.files.items.where[row])
 
         return torch.from_numpy(np.stack(list(in_threads(one, rows.tolist()))))
 
@@ -178,7 +178,7 @@ def _decoded(
     if cache is None:
         stored = ImageStore.of(shape, files.decode(format, broken))
     else:
-        digest = hashlib.sha256("\n".join(item.source for item in files.items).encode())
+        digest = hashlib.sha256("\n".join(files.items.sources()).encode())
         folder = cache / "stores" / store_key("images", digest.hexdigest(), format.key(), shape)
         try:
             stored = ImageStore.open(folder, shape)

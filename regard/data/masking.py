@@ -75,9 +75,8 @@ class MaskedBatches(TokenBatches):
         batch_tokens: int,
         share: float,
         seed: int,
-        device: str | torch.device,
     ):
-        self.masking, self.share, self.seed, self.device = masking, share, seed % 2**64, device
+        self.masking, self.share, self.seed = masking, share, seed % 2**64
         column, rows = texts.columns[part], max(1, batch_tokens // context)
         self.windows = (
             TextCrops(column.ids, rows, max(1, context - 2), seed)
@@ -95,8 +94,6 @@ class MaskedBatches(TokenBatches):
         rng = np.random.Generator(np.random.PCG64([self.seed, n, 1]))
         masked, chosen = self.masking.mask(ids, self.share, rng)
         places = np.flatnonzero(chosen)
-        reads, at, writes = (
-            torch.from_numpy(x).to(self.device) for x in (masked, places, ids.ravel()[places])
-        )
-        numbers = None if documents is None else torch.from_numpy(documents).to(self.device)
+        reads, at, writes = map(torch.from_numpy, (masked, places, ids.ravel()[places]))
+        numbers = None if documents is None else torch.from_numpy(documents)
         return TokenBatch(reads, numbers, at, writes, len(places), ids.size)

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from regard.data.archive import content_of, in_archive
 from regard.data.captions import read_captions
 from regard.data.image_files import MOST_STORED, too_many
 from regard.data.image_format import decoded, open_image, upright
 from regard.data.images import ImageData, Images
 from regard.data.labelled import hash_items
 from regard.data.lines import missing
-from regard.data.media import in_threads
+from regard.data.media import class_folders, in_threads
 from regard.data.parts import named_files
 from regard.errors import UsageError
 from regard.files import read_text
@@ -47,7 +48,8 @@ MaskOf = Callable[[str], Path]  # from an image to its mask
 
 def has_masks(path: Path) -> bool:
     """True if a folder holds a folder of images and one of masks."""
-    return (path / IMAGES).is_dir() and (path / MASKS).is_dir()
+    both = {IMAGES, MASKS}
+    return (path.is_dir() or bool(in_archive(str(path)))) and both <= set(class_folders(path))
 
 
 def find_masks(
@@ -101,9 +103,10 @@ def mask_of(image: str) -> Path:
 def read_mask(image: str, mask_of: MaskOf, size: int) -> np.ndarray:
     """Classes (h, w) of the pixels of an image, brought to a size as the image is."""
     path = mask_of(image)
-    if not path.is_file():
+    if not path.is_file() and isinstance(content_of(str(path)), str):
         raise UsageError(f"{image}: no mask {path}; add it, or remove the image")
-    with open_image(path) as mask, open_image(image) as photo:
+    seen = open_image(content_of(image), image)
+    with open_image(content_of(str(path)), str(path)) as mask, seen as photo:
         if mask.mode not in ("P", "L", "1"):
             raise UsageError(
                 f"{path}: a mask of mode {mask.mode}; expected an indexed or grey PNG, in which "

@@ -2,30 +2,37 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
+
+from regard.data.archive import archives_in, content_of, in_archive, is_archive, open_archive
 from regard.data.in_memory import UserData
+from regard.data.listing import HASH_BYTES, SETTLED, Items, Kept, Listing, numbered
 from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
 from regard.data.store import store_key
 from regard.data.table import Table, Value, is_folder, is_saved
+from regard.data.tree import archive_parts, read_tree, texts_beside, unwrapped
 from regard.errors import UsageError, nearest
 from regard.files import refuse
 
-MOST_FILES = 20_000_000
-_MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only names and sizes are
+_MOST_HASHED = 16 * 2**30  # bytes of files that are hashed; of more, only their ends and sizes
+_HASHED_END = 2**16  # bytes of each end
 _CHECKED = 200  # entries looked at to tell whether a folder holds such files
 _CHUNK = 256  # files decoded before they are handed on
 LABELS = ("label", "labels", "class", "category", "target")
 BROKEN = {"refuse": None, "skip": None}
 
 Files = TypeVar("Files")
+Contents = Sequence[bytes | None]  # bytes of files that a table holds, where it does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +54,24 @@ class Media:
     suffixes: frozenset[str]
     begins: Callable[[bytes], bool]  # whether the bytes of a file may be of the kind
     broken: type[UsageError]
+    look: Callable[[Any, str], tuple[Any, ...]]  # header of a path or bytes that have a name
+    header: np.dtype[Any]
+    beside: Mapping[str, tuple[str, ...]]  # where in a tar a label or text is -> keys of a JSON
 
     def has_suffix(self, name: str) -> bool:
         """True if a name ends as those of such files."""
-        return Path(name).suffix.lower() in self.suffixes
+        return os.path.splitext(name)[1].lower() in self.suffixes
 
     def named(self, name: str) -> bool:
         """True if a file is one by its name, and not hidden."""
         return self.has_suffix(name) and not name.startswith(".")
 
     def lie_in(self, folder: Path) -> bool:
-        """True if some are in a folder, or in those within."""
+        """True if some are in a folder, or in those within, or in a place in a tar."""
+        if found := in_archive(str(folder)):
+            archive, inner = found
+            below = archive.below(inner and inner + "/")
+            return any(self.named(archive.names[i].rpartition("/")[2]) for i in below)
         entries = (file for _, _, files in os.walk(folder) for file in files)
         return any(self.has_suffix(name) for name in islice(entries, _CHECKED))
 
@@ -73,6 +87,8 @@ class Media:
 
     def kind_of_set(self, path: Path, surely: bool = True) -> str:
         """Kind of the set at a path, or nothing; not surely, if such files are expected."""
+        if in_archive(str(path)):
+            return "folders" if self.lie_in(path) else ""
         if path.is_file() or is_saved(path):
             if self.named(path.name):
                 return "one"
@@ -82,9 +98,21 @@ class Media:
         tables = [file for some in self.tables(path).values() for file in some]
         if any(self.listed_in(file, surely) for file in tables):
             return "table"
+        if any(map(self.lie_in, archives_in(path))):
+            return "folders"
         loose = any(self.named(entry.name) for entry in islice(os.scandir(path), 10_000))
         folders = (path / name for name in class_folders(path))
         return "folders" if (loose and not tables) or any(map(self.lie_in, folders)) else ""
+
+    def told_in(self, path: Path) -> str:
+        """What is told of the files in a folder or tars: label, text, or nothing."""
+        found = in_archive(str(path))
+        tars = [Path(found[0].path)] if found else archives_in(path)
+        if any(map(class_folders, [path] if found else tars or [path])):
+            return "label"
+        names = {name for tar in tars for name in islice(open_archive(tar).names, _CHECKED)}
+        ends = {os.path.splitext(name)[1] for name in names}
+        return "label" if ".cls" in ends else "text" if ends & {".txt", ".json"} else ""
 
     def columns(self, value: Value) -> list[Any]:
         """Columns or keys of a row that hold such a file, or the name of one."""
@@ -100,7 +128,7 @@ class Media:
     def tables(self, folder: Path) -> dict[str, list[Path]]:
         """Find the tables of each part in a folder; a file such as test.wav is none."""
         parts = {
-            part: [file for file in files if not self.named(file.name)]
+            part: [file for file in files if not self.named(file.name) and not is_archive(file)]
             for part, files in named_files(folder).items()
         }
         return {part: files for part, files in parts.items() if files}
@@ -122,114 +150,150 @@ class Media:
         path: Path,
         tabled: bool,
         read_table: Callable[[Path], Files],
-        read_folder: Callable[[Path], Files],
+        read_folder: Callable[[Sequence[Path]], Files],
         expected: str,
     ) -> dict[str, Callable[[], Files]]:
         """Find what reads each part of a set of tables or of folders, or refuse what is neither."""
         if tabled:
             return self.table_parts(path, read_table)
-        if path.is_dir():
-            return folder_parts(path, read_folder)
+        if in_archive(str(path)) or path.is_dir():
+            return self.folder_parts(path, read_folder)
         raise UsageError(f"{path}: no set of {self.word}s; expected {expected}")
 
-    def read_folder(
-        self, folder: Path, labelled: bool, expected: str = ""
-    ) -> tuple[list[tuple[str, str]], list[str]]:
-        """Paths and labels of all files in class folders, and notes for the user.
-
-        Where labels are of no concern, files outside of class folders count too.
-        """
-        of = f"{self.word}s"
-        classes = class_folders(folder)
-        loose = [name for name in sorted(os.listdir(folder)) if self.named(name)]
-        if labelled and not classes:
-            there = f"{len(loose)} {of} lie loose" if loose else f"there is no {self.word}"
-            raise UsageError(
-                f"{folder}: {there} in it; expected a folder of {of} for each class{expected}"
-            )
-        files: list[tuple[str, str]] = []
-        others: list[str] = []
-        notes: list[str] = []
-        for label in classes:
-            before = len(files)
-            for place, _, names in sorted(os.walk(folder / label)):
-                for name in sorted(names):
-                    if self.named(name):
-                        files.append((os.path.join(place, name), label))
-                    elif not name.startswith("."):
-                        others.append(os.path.join(place, name))
-            if len(files) > MOST_FILES:
-                raise UsageError(f"{folder}: over {MOST_FILES:,} files; too many to be meant")
-            if len(files) == before and labelled:
+    def folder_parts(
+        self, path: Path, read: Callable[[Sequence[Path]], Files]
+    ) -> dict[str, Callable[[], Files]]:
+        """Find folders or tars train, valid and test; without them, the path is that of train."""
+        if path.is_dir() and any(map(self.lie_in, archives_in(path))):
+            return {part: partial(read, some) for part, some in archive_parts(path).items()}
+        path, parts = unwrapped(path), dict[str, list[str]]()
+        for name in (folders := class_folders(path)):
+            if part := part_named(name):
+                parts.setdefault(part, []).append(name)
+        for part, some in parts.items():
+            if len(some) > 1:
                 raise UsageError(
-                    f"{folder / label}: no {self.word} in it; expected some of the class {label!r}"
+                    f"{path}: several folders for {part} ({', '.join(some)}); keep one"
                 )
-        if not labelled:
-            files += [(str(folder / name), "") for name in loose]
-        elif loose:
-            notes.append(f"{folder}: {len(loose)} {of} outside the class folders passed over")
-        if others:
-            notes.append(f"{len(others):,} files skipped that are not {of}, such as {others[0]}")
+        if "train" in parts or set(folders) == {some[0] for some in parts.values()} != set():
+            return {part: partial(read, [path / some[0]]) for part, some in parts.items()}
+        return {"train": partial(read, [path])}
+
+    def list_files(
+        self, roots: Sequence[Path], target: str, expected: str = ""
+    ) -> tuple[Listing, list[str]]:
+        """All files in class folders, on disk or in tars, and notes for the user.
+
+        In tars, labels or texts may lie beside them. Where labels are of no concern, files outside
+        of class folders count too.
+        """
+        of, root = f"{self.word}s", roots[0] if len(roots) == 1 else roots[0].parent
+        tree = read_tree(roots, self.has_suffix)
+        files, counts = tree.listing()
+        beside = self.beside.get(target)
+        if beside and (texts := texts_beside(files, roots, *beside)):
+            if target == "text":
+                return files._replace(texts=texts), []
+            codes, labels = numbered(texts)
+            return files._replace(codes=codes, labels=labels), []
+        notes: list[str] = []
+        loose = counts.pop()
+        if target == "label" and not tree.folders:
+            there = f"{loose} {of} lie loose" if loose else f"there is no {self.word}"
+            raise UsageError(
+                f"{root}: {there} in it; expected a folder of {of} for each class{expected}"
+            )
+        if target == "label":
+            for label, count in zip(tree.folders, counts, strict=True):
+                if not count:
+                    where = root / label
+                    expects = f"expected some of the class {label!r}"
+                    raise UsageError(f"{where}: no {self.word} in it; {expects}")
+            if loose:
+                files = files.pick(range(sum(counts)))
+                notes.append(f"{root}: {loose} {of} outside the class folders passed over")
+        if tree.others:
+            notes.append(f"{tree.others:,} files skipped that are not {of}, such as {tree.other}")
         return files, notes
 
     def look_at(
-        self,
-        rows: Sequence[tuple[str, str | bytes]],
-        look: Callable[[Any, str], Any],
-        broken: str,
-        most: int | None = None,
+        self, files: Listing, of: str | Path, options: MediaOptions, contents: Contents = ()
     ) -> "MediaScan":
         """Hash files and look at their headers, or at those of so many, spread over all.
 
-        A row says where a file is, and what of it is opened: its path, or its bytes.
+        What was found in files of a set, which are as they were, is known from the last time.
+        `contents` are those of files that a table holds.
         """
-        chosen: Sequence[int] = range(len(rows))
-        if most and len(rows) > most:
-            chosen = [i * len(rows) // most for i in range(most)]
-        paths = [content for i in chosen if isinstance(content := rows[i][1], str)]
-        hashed = (
-            sum(os.path.getsize(path) for path in paths if os.path.exists(path)) <= _MOST_HASHED
-        )
+        total, most = len(files.where), options.most
+        some = bool(most and total > most)
+        if most and some:
+            chosen = [i * total // most for i in range(most)]
+            files, contents = files.pick(chosen), [contents[i] for i in chosen if contents]
+        whole = bool(contents) or files.stamps[:, 0].clip(0).sum() <= _MOST_HASHED
+        key = store_key(self.word, os.path.realpath(str(of)), whole, str(self.header))
+        kept, started = Kept.open("" if contents else key, self.header), time.time_ns()
+        rows = kept.rows_of(files)
+        good, new = rows >= 0, np.flatnonzero(rows < 0).tolist()
+        hashes = np.zeros((len(rows), HASH_BYTES), np.uint8)
+        headers, bad = np.zeros(len(rows), self.header), list[str]()
+        hashes[good], headers[good] = kept.hashes[rows[good]], kept.headers[rows[good]]
+        del kept
 
         def one(i: int) -> tuple[str, Any]:
-            where, content = rows[i]
+            where = files.where[i]
             try:
-                seen = look(content, where)
-                return digest(content, hashed), seen
+                held = contents[i] if contents else None
+                content = content_of(where) if held is None else held
+                seen = self.look(content, where)
+                return digest(content, whole), seen
             except OSError as error:
                 raise self.broken(str(refuse(error, where))) from None
             except self.broken as mistake:
-                if broken == "refuse":
-                    skipped = "files" if isinstance(content, str) else "rows"
+                if options.broken == "refuse":
+                    skipped = "rows" if contents and contents[i] is not None else "files"
                     message = f"{mistake}; or leave such {skipped} out: broken=skip"
                     raise self.broken(message) from None
                 return str(mistake), None
 
-        found = MediaScan([], [], [], [])
-        for i, (text, seen) in zip(chosen, in_threads(one, chosen), strict=True):
-            if seen is None:
-                found.bad.append(text)
-            else:
-                found.rows.append(i)
-                found.hashes.append(text)
-                found.headers.append(seen)
-        return found
+        try:
+            for i, (text, seen) in zip(new, in_threads(one, new), strict=True):
+                if seen is None:
+                    bad.append(text)
+                else:
+                    hashes[i] = np.frombuffer(bytes.fromhex(text), np.uint8)
+                    headers[i], good[i] = seen, True
+        finally:  # what was read before a mistake need not be read again
+            if new and not some and not contents:
+                lain = good & (files.stamps[:, 1:].max(1) < started - SETTLED)
+                at = np.flatnonzero(lain)
+                Kept(files.where.pick(at), files.stamps[at], hashes[at], headers[at]).save(key)
+        if bad:
+            rows = np.flatnonzero(good)
+            files, hashes, headers = files.pick(rows), hashes[rows], headers[rows]
+            contents = [contents[i] for i in rows.tolist() if contents]
+        items = Items(files.where, files.codes, files.labels, hashes, files.texts)
+        return MediaScan(items, headers, contents, bad, total)
 
 
 class MediaFiles:
-    """The files of one part of a set, each with what of it is opened: its path, or its bytes."""
+    """The files of one part of a set."""
 
     media: ClassVar[Media]
 
-    def __init__(self, items: list[Any], contents: Sequence[str | bytes]):
-        """Take the files, which have `where`, `label` and `source`, a hash."""
-        self.items, self.contents = items, list(contents)
+    def __init__(self, items: Items, contents: Contents = ()):
+        """Take the files, and their bytes where a table holds these."""
+        self.items, self.contents = items, contents
         self.notes: list[str] = []
         self.bad: list[str] = []  # why each file that was left out cannot be read
         self.total = len(items)  # how many there were, if only some were looked at
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def content(self, i: int) -> str | bytes:
+        """What of file i is opened: its path, or its bytes where a table or a tar holds it."""
+        held = self.contents[i] if self.contents else None
+        return content_of(self.items.where[i]) if held is None else held
 
     def all_notes(self) -> list[str]:
         """Notes for the user on how the files were read."""
@@ -252,12 +316,13 @@ class MediaFiles:
 
 
 class MediaScan(NamedTuple):
-    """Which rows could be opened, the hash and header of each, and why the others could not."""
+    """Files that could be opened, their headers and bytes, why others could not, and how many."""
 
-    rows: list[int]
-    hashes: list[str]
-    headers: list[Any]
+    items: Items
+    headers: np.ndarray
+    contents: Contents
     bad: list[str]
+    total: int
 
 
 def cell_bytes(cell: Any) -> bytes | None:
@@ -281,14 +346,19 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator
             yield from pool.map(function, some)
 
 
-def digest(content: str | bytes, hashed: bool = True) -> str:
-    """Hash a file, or only its name and size."""
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()[:32]
-    if not hashed:
-        return store_key(content, os.path.getsize(content))
-    with open(content, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+def digest(content: str | bytes, whole: bool = True) -> str:
+    """Hash a file, or only its size and how it begins and ends."""
+    if isinstance(content, str):
+        with open(content, "rb") as file:
+            if whole:
+                return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+            size, begins = os.fstat(file.fileno()).st_size, file.read(_HASHED_END)
+            file.seek(max(0, size - _HASHED_END))
+            ends = file.read(_HASHED_END)
+    else:
+        size, begins, ends = len(content), content[:_HASHED_END], content[-_HASHED_END:]
+    hashed = content if whole and isinstance(content, bytes) else b"%d:" % size + begins + ends
+    return hashlib.sha256(hashed).hexdigest()[:32]
 
 
 # Where the parts are
@@ -327,25 +397,18 @@ def find_media_parts(
     return readers, shares
 
 
-def folder_parts(path: Path, read: Callable[[Path], Files]) -> dict[str, Callable[[], Files]]:
-    """Find folders train, valid and test; without them, the folder is that of train."""
-    names = class_folders(path)
-    parts: dict[str, list[str]] = {}
-    for name in names:
-        if part := part_named(name):
-            parts.setdefault(part, []).append(name)
-    for part, folders in parts.items():
-        if len(folders) > 1:
-            raise UsageError(f"{path}: several folders for {part} ({', '.join(folders)}); keep one")
-    if "train" in parts or set(names) == {folders[0] for folders in parts.values()} != set():
-        return {part: partial(read, path / folders[0]) for part, folders in parts.items()}
-    return {"train": partial(read, path)}
+def several(roots: Sequence[Path]) -> str:
+    """What a part that lies in several places is called."""
+    return "\n".join(map(str, roots))
 
 
 def class_folders(path: Path) -> list[str]:
-    """Names of the folders in a folder, but for hidden ones."""
+    """Names of the folders in a folder, or in a place in a tar, but for hidden ones."""
     try:
-        entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        if found := in_archive(str(path)):
+            entries = found[0].folders(found[1] and found[1] + "/")
+        else:
+            entries = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except OSError as error:
         raise refuse(error, path) from error
     names = [name for name in entries if not name.startswith((".", "__"))]
@@ -356,20 +419,6 @@ def class_folders(path: Path) -> list[str]:
 
 
 # Labels
-
-
-class LabelledItem(Protocol):
-    """A file of a set: where it is, and its label."""
-
-    @property
-    def where(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-
-
-def split_labels(item: LabelledItem) -> tuple[str, ...]:
-    """Label by which files are split evenly, if there is one."""
-    return (item.label,) if item.label else ()
 
 
 def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
@@ -388,17 +437,21 @@ def class_names(labels: set[str], names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def label_numbers(items: Sequence[LabelledItem], classes: Sequence[str]) -> list[int]:
+def label_numbers(items: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
     """Number of each file's label; refuses one that is not known."""
     numbers: Mapping[str, int] = {label: i for i, label in enumerate(classes)}
-    every = {item.label for item in items}
+    if isinstance(items, Items):
+        codes, names = items.codes, items.label_names
+    else:
+        codes, names = numbered(item.label for item in items)
+    every = {names[code] for code in np.unique(codes).tolist()}
     if not every & numbers.keys() and all(label.isdecimal() for label in every):
         numbers = {str(i): i for i in range(len(classes))}  # numbers of labels that have names
-    for item in items:
-        if item.label not in numbers:
-            shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-            raise UsageError(
-                f"{item.where}: label {item.label!r:.60} is not among those that are known "
-                f"({shown}).{nearest(item.label, list(classes))}"
-            )
-    return [numbers[item.label] for item in items]
+    if unknown := every - numbers.keys():
+        item = next(item for item in items if item.label in unknown)
+        shown = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+        raise UsageError(
+            f"{item.where}: label {item.label!r:.60} is not among those that are known "
+            f"({shown}).{nearest(item.label, list(classes))}"
+        )
+    return np.array([numbers.get(label, -1) for label in names], np.int64)[codes]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.data.listing import Items
 from regard.data.media import BROKEN, class_names, label_numbers
 from regard.data.parts import NEEDED, Dataset, PartReader, PartsAsked, load_parts
 from regard.data.split import RowSplitter
@@ -30,17 +31,17 @@ class MediaRows:
 
     def where(self, i: int) -> str:
         """File of one, or its place in a file."""
-        return self.files.items[int(self.rows[i])].where
+        return self.files.items.where[int(self.rows[i])]
 
     @property
-    def items(self) -> list[Any]:
+    def items(self) -> Items:
         """Place, label, transcript (if there is one) and hash of each."""
-        return [self.files.items[row] for row in self.rows.tolist()]
+        return self.files.items.pick(self.rows)
 
     @property
     def hashes(self) -> list[str]:
         """Identity of each, by which it differs from all others."""
-        return [item.source for item in self.items]
+        return list(self.items.sources())
 
     @property
     def sha(self) -> str:
@@ -83,7 +84,7 @@ def labels_of(files: Any, data: MediaSet[Any], options: Any) -> Tensor:
     """Numbers of the labels of files, 0 where these are of no concern."""
     if not options.labelled:
         return torch.zeros(len(files), dtype=torch.int64)
-    return torch.tensor(label_numbers(files.items, data.classes), dtype=torch.int64)
+    return torch.from_numpy(label_numbers(files.items, data.classes))
 
 
 def note_broken(data: MediaSet[Any], part: str, broken: int, why: str, left: int) -> None:
@@ -159,7 +160,7 @@ def load_media(
             raise UsageError(f"{data}: no {loaded.word} in the {name} part{why}")
         loaded.notes.extend(notes)
         if unknown and not loaded.classes:
-            loaded.classes = class_names({item.label for item in files.items}, options.names)
+            loaded.classes = class_names(set(files.items.labels), options.names)
         return decode(name, files)
 
     return load_file_parts(loaded, data, loaded.word, readers, read, shares, asked)

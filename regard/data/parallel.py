@@ -1,8 +1,8 @@
 """A parallel corpus as training batches: tokenised once, framed by special tokens, padded."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -52,8 +52,7 @@ def learn_tokenizers(
 # Batches
 
 
-@dataclass
-class PairBatch:
+class PairBatch(NamedTuple):
     """Padded sources, and targets shifted: `reads` for the decoder, `writes` to be predicted."""
 
     source: Tensor
@@ -69,7 +68,6 @@ def make_batch(
     targets: Sequence[np.ndarray],
     source: Tokenizer,
     target: Tokenizer,
-    device: str = "cpu",
 ) -> PairBatch:
     """Put the special tokens around sources and targets, and pad them."""
     before, after = (np.array(ids, dtype=np.int64) for ids in source.around("source"))
@@ -79,7 +77,6 @@ def make_batch(
     writes, target_lengths = pad([np.append(row, target.eos) for row in targets], -1)
     tokens = int(target_lengths.sum())
     read = tokens + int(lengths.sum())
-    ids, lengths, reads, writes = (x.to(device) for x in (ids, lengths, reads, writes))
     return PairBatch(ids, lengths, reads, writes, tokens, read)
 
 
@@ -98,10 +95,9 @@ class PairBatches:
         longest: int,
         seed: int,
         bpe_dropout: float = 0.0,
-        device: str = "cpu",
     ):
         self.pairs, self.tokenizers = corpus.parts["train"], tokenizers
-        self.longest, self.seed, self.device = longest, seed, device
+        self.longest, self.seed = longest, seed
         shas = [tokenizer.sha for tokenizer in tokenizers]
         parts = [partial(self._rows, some) for some in portions(self.pairs)]
         nothing = f"every pair is longer than max_length={longest} pieces; raise it"
@@ -134,7 +130,7 @@ class PairBatches:
             sources, targets = (self._sampled(column, rows, n) for column in (0, 1))
         else:
             sources, targets = ([self.store[column][i] for i in rows] for column in (0, 1))
-        return make_batch(sources, targets, *self.tokenizers, self.device)
+        return make_batch(sources, targets, *self.tokenizers)
 
     def _sampled(self, column: int, rows: np.ndarray, n: int) -> list[np.ndarray]:
         """Split one side of some pairs by BPE dropout, at most twice as long as without."""

@@ -163,7 +163,6 @@ class TextBatches:
         word_dropout: float = 0.0,
         feature_dropout: float = 0.0,
         again: Callable[[int, int], TokenRow] | None = None,
-        device: Any = "cpu",
     ):
         """Take rows and what makes a batch of them: of their numbers, the rows, and their tensors.
 
@@ -172,7 +171,7 @@ class TextBatches:
         """
         self.rows, self.encoder, self.make, self.seed = rows, encoder, make, seed
         self.word_dropout, self.feature_dropout = word_dropout, feature_dropout
-        self.again, self.device = again, device
+        self.again = again
         lengths = np.array([len(row.ids) for row in rows])
         self.batches = IndexBatches([lengths], tokens, seed, max_rows)
 
@@ -181,7 +180,7 @@ class TextBatches:
         picked = self.batches[n]
         rng = np.random.Generator(np.random.PCG64([self.seed % 2**64, n, 2]))
         rows = [self._drop(self._row(int(i), n), rng) for i in picked]
-        return self.make(picked, rows, collate(rows, self.encoder.tokenizer.pad, self.device))
+        return self.make(picked, rows, collate(rows, self.encoder.tokenizer.pad))
 
     def epoch(self) -> float:
         """Number of batches in which all rows are read once."""

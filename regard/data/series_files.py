@@ -19,7 +19,8 @@ import numpy as np
 from regard.data.columns import column_of, first_names
 from regard.data.in_memory import MemoryTable, UserData, lay_in_memory
 from regard.data.lines import opened_text
-from regard.data.media import is_set, split_labels
+from regard.data.listing import split_labels
+from regard.data.media import is_set
 from regard.data.parts import named_files
 from regard.data.table import KINDS, Table, is_folder, stem_and_suffix
 from regard.errors import UsageError

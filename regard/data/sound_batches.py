@@ -66,7 +66,7 @@ class SoundBatches:
         """Batch n."""
         rows = self.batches[n]
         features = [self.features(i, n, place) for place, i in enumerate(rows.tolist())]
-        sound, lengths = pad_sounds(features, self.settings.device)
+        sound, lengths = pad_sounds(features)
         return self.make(rows, sound, lengths, sum(map(len, features)))
 
     def epoch(self) -> float:

@@ -3,32 +3,34 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.data.archive import in_archive, locator
 from regard.data.columns import parse_columns, text_at
 from regard.data.in_memory import UserData, lay_in_memory
 from regard.data.lines import missing
+from regard.data.listing import Items, Listing, Names, numbered
 from regard.data.media import (
     LABELS,
-    MOST_FILES,
+    Contents,
     Media,
     MediaFiles,
     MediaOptions,
     cell_bytes,
     find_media_parts,
-    folder_parts,
     is_set,
-    split_labels,
+    several,
 )
 from regard.data.sound_files import SOUND_SUFFIXES, BrokenSound, SoundInfo, read_sound, sound_info
 from regard.data.sound_streams import begins_as_sound
 from regard.data.table import BadRow, Fault, RowFaults, Table, Value
+from regard.data.tree import MOST_FILES, stamps_of
 from regard.errors import UsageError
 
 _MOST_PACKED = 2 * 2**30  # bytes of sounds that a table itself holds
@@ -36,18 +38,24 @@ _MOST_KEPT = 2 * 2**30  # bytes of decoded samples of a part that stay in memory
 _AUDIO = ("audio", "path", "file", "sound", "wav", "audio_filepath", "audio_path", "filename")
 TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 TARGETS = {"text": TEXTS, "label": LABELS, "none": ()}
-SOUNDS = Media("sound", frozenset(SOUND_SUFFIXES), begins_as_sound, BrokenSound)
 
 
-class SoundItem(NamedTuple):
-    """One sound of a set: where it is, its transcript or label, and a hash of its file."""
+def _look(content: str | bytes, where: str) -> tuple[int, int, float, str]:
+    return astuple(sound_info(content, where))
 
-    where: str
-    text: str
-    label: str
-    source: str
 
-    labels = property(split_labels)
+SOUNDS = Media(
+    "sound",
+    frozenset(SOUND_SUFFIXES),
+    begins_as_sound,
+    BrokenSound,
+    look=_look,
+    header=np.dtype([("rate", "<i4"), ("channels", "<i4"), ("seconds", "<f8"), ("kind", "S4")]),
+    beside={
+        "label": ((".cls", ".txt", ".json"), LABELS),
+        "text": ((".txt", ".json"), TEXTS),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -68,28 +76,29 @@ class SoundFiles(MediaFiles):
 
     media = SOUNDS
 
-    def __init__(
-        self,
-        items: list[SoundItem],
-        contents: Sequence[str | bytes],
-        infos: Sequence[SoundInfo],
-    ):
-        """Take the sounds, and what of each is opened: its path, or the bytes of its file."""
+    def __init__(self, items: Items, headers: np.ndarray, contents: Contents = ()):
+        """Take the sounds, their headers, and the bytes of those that a table holds."""
         super().__init__(items, contents)
-        self.infos = list(infos)
+        self.headers = headers
+
+    @cached_property
+    def infos(self) -> list[SoundInfo]:
+        """What the header of each sound says."""
+        return [SoundInfo(*row[:3], row[3].decode()) for row in self.headers.tolist()]
 
     def pick(self, numbers: Sequence[int]) -> "SoundFiles":
         """Some of the sounds."""
-        items, infos = [self.items[i] for i in numbers], [self.infos[i] for i in numbers]
-        return SoundFiles(items, [self.contents[i] for i in numbers], infos)
+        contents = [self.contents[i] for i in numbers] if self.contents else ()
+        rows = np.asarray(numbers, np.int64)
+        return SoundFiles(self.items.pick(rows), self.headers[rows], contents)
 
     def read(self, i: int, rate: int) -> np.ndarray:
         """Samples of sound i."""
-        return read_sound(self.contents[i], rate, self.items[i].where)
+        return read_sound(self.content(i), rate, self.items.where[i])
 
     def decode(self, rate: int, broken: str, most: int = _MOST_KEPT) -> Iterator[Any]:
         """Yield the samples of each sound, how many beyond `most` bytes, or why it is broken."""
-        sizes = np.cumsum([4 * rate * info.seconds for info in self.infos])
+        sizes = np.cumsum(4 * rate * self.headers["seconds"])
 
         def one(i: int) -> np.ndarray | int:
             samples = self.read(i, rate)
@@ -168,10 +177,10 @@ def name_pattern(pattern: str) -> re.Pattern[str]:
 
 def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
     """Find the parts of a set and what reads each."""
-    if not path.exists():
+    if not path.exists() and not in_archive(str(path)):
         raise UsageError(missing(path))
-    if options.pattern and path.is_dir():
-        return folder_parts(path, partial(_read_named, options=options))
+    if options.pattern and (path.is_dir() or in_archive(str(path))):
+        return SOUNDS.folder_parts(path, partial(_read_named, options=options))
     return SOUNDS.find_parts(
         path,
         SOUNDS.kind_of_set(path, surely=False) == "table",
@@ -182,32 +191,40 @@ def find_sounds(path: Path, options: SoundOptions) -> dict[str, ReadSounds]:
     )
 
 
-def _read_folder(folder: Path, options: SoundOptions) -> SoundFiles:
-    """Read a folder of class folders, or where there is nothing to learn of them, all within."""
-    if options.target == "text":
-        raise UsageError(
-            f"{folder}: no transcripts; expected a table of paths and transcripts, such as "
-            "train.tsv, beside the sounds"
-        )
+def _read_folder(roots: Sequence[Path], options: SoundOptions) -> SoundFiles:
+    """Read class folders, or where there is nothing to learn of them, all within."""
+    if options.target == "text" and not in_archive(str(roots[0])):
+        raise _no_transcripts(roots[0])
     table = ", or a table of paths and labels, such as train.tsv"
-    files, notes = SOUNDS.read_folder(folder, options.labelled, table)
-    return _look_at([_Row(path, "", label, path) for path, label in files], options, notes)
+    files, notes = SOUNDS.list_files(roots, options.target, table)
+    if options.target == "text" and files.texts is None:
+        raise _no_transcripts(roots[0])
+    return _look_at(files, several(roots), options, notes)
 
 
-def _read_named(folder: Path, options: SoundOptions) -> SoundFiles:
+def _no_transcripts(folder: Path) -> UsageError:
+    return UsageError(
+        f"{folder}: no transcripts; expected a table of paths and transcripts, such as train.tsv, "
+        "beside the sounds"
+    )
+
+
+def _read_named(roots: Sequence[Path], options: SoundOptions) -> SoundFiles:
     """Read all sounds of a folder, whose labels are in their names."""
     assert options.pattern is not None
-    pattern, rows = name_pattern(options.pattern), []
-    files, _ = SOUNDS.read_folder(folder, labelled=False)
-    for path, _ in sorted(files):
-        found = pattern.fullmatch(Path(path).stem)
-        if found is None:
+    pattern, found = name_pattern(options.pattern), list[str]()
+    files, _ = SOUNDS.list_files(roots, "none")
+    files = files.pick(sorted(range(len(files.where)), key=files.where.__getitem__))
+    for path in files.where:
+        match = pattern.fullmatch(Path(path).stem)
+        if match is None:
             raise UsageError(
                 f"{path}: a name unlike pattern={options.pattern}; rename it, or give pattern=none "
                 "where each class has a folder"
             )
-        rows.append(_Row(path, "", found["label"], path))
-    return _look_at(rows, options, [])
+        found.append(match["label"])
+    codes, labels = numbered(found)
+    return _look_at(files._replace(codes=codes, labels=labels), several(roots), options, [])
 
 
 # Tables
@@ -233,7 +250,11 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
         if len(rows) == MOST_FILES:
             raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
         rows.append(row)
-    return _look_at(rows, options, [*table.notes, *faults.notes])
+    where, texts = Names.of(row.where for row in rows), Names.of(row.text for row in rows)
+    held = [row.content if isinstance(row.content, bytes) else None for row in rows]
+    codes, labels = numbered(row.label for row in rows)
+    files = Listing(where, codes, labels, stamps_of(where), texts)
+    return _look_at(files, path, options, [*table.notes, *faults.notes], held if size else ())
 
 
 def _parse_rows(
@@ -248,7 +269,11 @@ def _parse_rows(
     There may be no column of an `optional` target.
     """
     keys = None
-    locate = _own_path if lay_in_memory(path) else partial(path_inside, path.parent)
+    locate = (
+        _own_path
+        if lay_in_memory(path)
+        else partial(path_inside, path.parent, locator(path.parent))
+    )
     for number, value, fault in table:
         if fault is not None:
             add_fault(fault)
@@ -355,12 +380,12 @@ def _own_path(name: Any) -> str:
     return name.strip()
 
 
-def path_inside(folder: Path, name: Any) -> str:
+def path_inside(folder: Path, locate: Callable[[str], str], name: Any) -> str:
     """Path of a file that a table names, which may not lie outside of its folder.
 
     A link in the folder is followed: whoever gave the table did not choose where it leads.
     """
-    path = os.path.normpath(folder / _own_path(name))
+    path = os.path.normpath(locate(_own_path(name)))
     home = os.path.abspath(folder)
     if os.path.commonpath([home, os.path.abspath(path)]) != home:
         what = f"{name.strip()[:80]} lies outside of {folder}, the folder of the table"
@@ -368,15 +393,15 @@ def path_inside(folder: Path, name: Any) -> str:
     return path
 
 
-def _look_at(rows: Sequence[_Row], options: SoundOptions, notes: list[str]) -> SoundFiles:
+def _look_at(
+    files: Listing,
+    of: str | Path,
+    options: SoundOptions,
+    notes: list[str],
+    contents: Contents = (),
+) -> SoundFiles:
     """Hash sounds and look at their headers."""
-    opened = [(row.where, row.content) for row in rows]
-    seen = SOUNDS.look_at(opened, sound_info, options.broken, options.most)
-    some = [rows[i] for i in seen.rows]
-    items = [
-        SoundItem(row.where, row.text, row.label, digest)
-        for row, digest in zip(some, seen.hashes, strict=True)
-    ]
-    found = SoundFiles(items, [row.content for row in some], seen.headers)
-    found.bad, found.total, found.notes = seen.bad, len(rows), notes
+    seen = SOUNDS.look_at(files, of, options, contents)
+    found = SoundFiles(seen.items, seen.headers, seen.contents)
+    found.bad, found.total, found.notes = seen.bad, seen.total, notes
     return found

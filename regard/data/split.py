@@ -8,11 +8,11 @@ written into recipe.json, by which a model is later judged on the rows that it h
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from regard.data.text_rows import TextRows, pick
+from regard.data.text_rows import pick
 from regard.errors import UsageError, lookup
 
 _SPACE = 2**64  # how many hashes there are
@@ -32,6 +32,20 @@ def hash_text(text: str) -> int:
     return int.from_bytes(digest, "big")
 
 
+@runtime_checkable
+class Compact(Protocol):
+    """Items in little memory, which know by what they are split."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Hash of each item."""
+        ...
+
+    def strata(self) -> list[str]:
+        """Label by which each item is split evenly, or nothing."""
+        ...
+
+
 def key_of(text: str) -> int:
     """Hash of a text by which it is held out: the same for those that differ in case and space."""
     return hash_text(fold(text))
@@ -39,7 +53,7 @@ def key_of(text: str) -> int:
 
 def keys_of(items: Sequence[Any]) -> np.ndarray:
     """Hash of each item: of the text itself, or of its source."""
-    if isinstance(items, TextRows):
+    if isinstance(items, Compact):
         return items.keys
     sources = (item if isinstance(item, str) else item.source for item in items)
     return np.array([key_of(source) for source in sources], np.uint64)
@@ -361,8 +375,8 @@ def _numbers_of(items: Sequence[Any], split: Split) -> tuple[dict[str, Any], Spl
 
 def _strata(items: Sequence[Any]) -> list[str]:
     """The one label by which each item is split evenly; nothing where some have several."""
-    if isinstance(items, TextRows):
-        return []
+    if isinstance(items, Compact):
+        return items.strata()
     labels: list[tuple[str, ...]] = [getattr(item, "labels", ()) for item in items]
     single = all(len(some) == 1 and some[0] for some in labels)
     return [some[0] for some in labels] if single else []

@@ -127,6 +127,10 @@ class TextRows(Sequence[T], Generic[T]):
         """The hash of each row by which parts are split off."""
         return self._fact(1)
 
+    def strata(self) -> list[str]:
+        """Nothing: texts without labels are split by their hashes alone."""
+        return []
+
     @property
     def sizes(self) -> np.ndarray:
         """Bytes of each row."""

@@ -130,11 +130,8 @@ class TokenBatches:
 class CausalBatches(TokenBatches):
     """Windows in which every token is predicted from those before it."""
 
-    def __init__(
-        self, texts: TokenisedTexts, *, context: int, batch_tokens: int, seed: int, device: str
-    ):
+    def __init__(self, texts: TokenisedTexts, *, context: int, batch_tokens: int, seed: int):
         column, rows = texts.columns["train"], max(1, batch_tokens // context)
-        self.device = device
         self.windows = (
             TextCrops(column.ids, rows, context + 1, seed)
             if texts.running
@@ -144,14 +141,14 @@ class CausalBatches(TokenBatches):
     def __getitem__(self, n: int) -> TokenBatch:
         """Batch n."""
         ids, numbers, learnt = self.windows[n]
-        rows = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        rows = torch.from_numpy(ids.astype(np.int64))
         reads, writes = rows[:, :-1], rows[:, 1:]
         if numbers is None:
             return TokenBatch(reads, None, None, writes, writes.numel(), writes.numel())
-        documents = torch.from_numpy(numbers).to(self.device)
+        documents = torch.from_numpy(numbers)
         inside = documents[:, 1:] == documents[:, :-1]  # nothing follows the end of a document
         if learnt is not None:
-            inside &= torch.from_numpy(learnt[:, 1:]).to(self.device)
+            inside &= torch.from_numpy(learnt[:, 1:])
         writes = writes.masked_fill(~inside, -1)
         return TokenBatch(reads, documents[:, :-1], None, writes, int(inside.sum()), writes.numel())
 

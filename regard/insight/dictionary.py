@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.intervene import INTERVENTION_PLACES, change, record
+from regard.data.batches import moved
 from regard.data.seeds import mix
 from regard.errors import UsageError
 from regard.files import read_json, sha256, write_json
@@ -172,7 +173,7 @@ class Stream:
     @torch.no_grad()
     def read(self, n: int) -> tuple[Any, Tensor, Tensor]:
         """Return batch n, what flows at the place (b, ..., width), and which of it is real."""
-        batch = self.lesson.batches[n]
+        batch = moved(self.lesson.batches[n], self.task.device)
         with record(self.task.model, self.at) as acts:
             self.lesson.loss(batch)
         x, calls = acts[self.at], acts.calls(self.at)

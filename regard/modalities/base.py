@@ -88,7 +88,7 @@ class DrawnInput(NamedTuple):
 
 
 class LabelledBatch(NamedTuple):
-    """Inputs with their lengths, if these differ, the targets (b, labels), and a teacher's logits.
+    """Inputs with their lengths, if these differ, and the targets (b, labels).
 
     What is learnt of the targets is a distribution over the labels, so smoothed and mixed ones are
     alike.
@@ -97,7 +97,6 @@ class LabelledBatch(NamedTuple):
     inputs: Tensor
     lengths: Tensor | None
     targets: Tensor
-    theirs: Tensor | None = None
     tokens: int | None = None  # all lengths together, if the host knows
 
     @property

@@ -17,6 +17,7 @@ from regard.data.augment import Augment, step_rng
 from regard.data.batches import Shuffled
 from regard.data.captions import captions_in
 from regard.data.image_files import (
+    IMAGE_MEDIA,
     ImageFiles,
     ImageOptions,
     find_image_parts,
@@ -137,9 +138,12 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
             if words and words[len(words) // 2] >= 4:
                 return "text", "a table of images and texts about them"
             return "label", "a table of images and labels"
-        if kind == "folders" and not any(each.is_dir() for each in path.iterdir()):
-            return "", "images without labels (or pretrain)"
-        return "label", "images in folders, or with labels"
+        told = IMAGE_MEDIA.told_in(path) if kind == "folders" else "label"
+        return told, {
+            "": "images without labels (or pretrain)",
+            "label": "images in folders, or with labels",
+            "text": "images in tars with texts about them",
+        }[told]
 
     def parts(self, data: str, asked: ExamineOptions) -> Any:
         """Find what reads the files of each part."""
@@ -188,14 +192,14 @@ class ImageModality(Modality[np.ndarray, ImageFormat, ImageData]):
             rows = [{"image": os.path.abspath(i), "mask": os.path.abspath(m)} for i, m in pairs]
             link_classes(values["data"], folder)
             return super().write_sample(folder, rows, target, values)
-        for number, (item, content) in enumerate(zip(sample.items, sample.contents, strict=True)):
+        for number, item in enumerate(sample.items):
             path = folder / "images" / item.label.replace("/", "_") / str(number)
             path.parent.mkdir(parents=True, exist_ok=True)
             if sample.array is not None:
                 pixels = np.squeeze(sample.array[number].transpose(1, 2, 0))
                 fromarray(pixels).save(path.with_suffix(".png"))
             else:
-                link_or_write(content, path, ".png")
+                link_or_write(sample.content(number), path, ".png")
         return str(folder / "images"), len(sample)
 
     def usual_size(self, config: ImageModelConfig, length: int) -> int:
@@ -426,10 +430,10 @@ class ImageBatches:
 
     def __getitem__(self, n: int) -> LabelledBatch:
         """Batch n."""
-        picked, device = self.shuffled[n], self.settings.device
+        picked = self.shuffled[n]
         pixels, labels = self.train.read(picked), self.train.labels[torch.from_numpy(picked)]
         images, targets = self.augment(pixels, labels, step_rng(self.settings.seed, n))
-        return LabelledBatch(images.to(device), None, targets.to(device))
+        return LabelledBatch(images, None, targets)
 
     def epoch(self) -> float:
         """Number of batches in which all images are read once."""

@@ -283,12 +283,11 @@ class SeriesBatches:
 
     def __getitem__(self, n: int) -> LabelledBatch:
         """Batch n."""
-        picked, device = self.shuffled[n], self.settings.device
+        picked = self.shuffled[n]
         series, lengths = stack([self.series[i] for i in picked])
         rng = step_rng(self.settings.seed, n)
         made = self.augment(series, lengths, self.numbers[torch.from_numpy(picked)], rng)
-        inputs, lengths, targets = (part.to(device) for part in made)
-        return LabelledBatch(inputs, lengths, targets, tokens=int(made[1].sum()))
+        return LabelledBatch(*made, tokens=int(made[1].sum()))
 
     def epoch(self) -> float:
         """Number of batches in which all series are read once."""

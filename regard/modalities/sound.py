@@ -191,6 +191,8 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     def guess(self, path: Path, columns: str | None, header: bool | None) -> tuple[str, str]:
         """Tell labels, which repeat, from transcripts."""
         if SOUNDS.kind_of_set(path) != "table":
+            if SOUNDS.told_in(path) == "text":
+                return "text", "sounds in tars with texts"
             return "label", "sounds in folders"
         targets = first_targets(path, columns, header)
         if len(targets) < 6 or 3 * len(set(targets)) > len(targets):
@@ -227,8 +229,8 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
     ) -> tuple[str, int]:
         """Write a table of sounds, as links beside it where they lie in files."""
         rows = []
-        for number, (item, content) in enumerate(zip(sample.items, sample.contents, strict=True)):
-            path = link_or_write(content, folder / str(number), ".wav")
+        for number, item in enumerate(sample.items):
+            path = link_or_write(sample.content(number), folder / str(number), ".wav")
             rows.append({"audio": path.name, "text": item.text, "label": item.label})
         return super().write_sample(folder, rows, target, values)
 
@@ -295,7 +297,7 @@ class SoundModality(Modality[np.ndarray, SoundFormat, SoundData]):
         def make(picked: np.ndarray, sound: Tensor, lengths: Tensor, frames: int) -> LabelledBatch:
             numbers = part.labels[torch.from_numpy(picked)]
             targets = smoothed(numbers, labels, settings.label_smoothing)
-            return LabelledBatch(sound, lengths, targets.to(settings.device), tokens=frames)
+            return LabelledBatch(sound, lengths, targets, tokens=frames)
 
         return SoundBatches(part, format, settings, make)
 

@@ -19,7 +19,7 @@ Common = TypedDict("Common", {
 "lora_rank": Any, "norm": Any, "optimiser": Any, "parallel": Any, "patience": Any,
 "position": Any, "probes": Any, "processes": Any, "restarts": Any, "save_every": Any,
 "schedule": Any, "threads": Any, "timeout": Any, "tune": Any, "valid_every": Any, "warmup": Any,
-"watch_every": Any, "weight_decay": Any, "width": Any
+"watch_every": Any, "weight_decay": Any, "width": Any, "workers": Any
 }, total=False)
 class OtherKeys(Given, Common): ...
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from regard.files.weights import buffers_of, copy_stored, learned_state, stored_
 from regard.native import fast
 from regard.native.allocator import reuse_memory
 from regard.training import distributed, sharding
+from regard.training.ahead import ahead
 from regard.training.callbacks import LOGGERS, Callback, Callbacks, Started
 from regard.training.checkpoint import (
     checkpoints,
@@ -42,7 +43,7 @@ from regard.training.run_folder import (
     truncate_metrics,
     write_row,
 )
-from regard.training.step import LoopSettings, Trainable, one_step, train_mode
+from regard.training.step import LoopSettings, Trainable, batch_numbers, one_step, train_mode
 
 _LEFT = 1000  # in place of the number of a signal: a callback stopped the run
 _MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite
@@ -293,10 +294,13 @@ class Fit:
         if main:
             self.folder.mkdir(parents=True, exist_ok=True)
         ended, asked, told = self._is_over(), 0, self.callbacks
+        steps = count(counters["step"])
+        numbers = (i for n in steps for i in batch_numbers(settings, n))
         with (
             errors_of_folder(self.folder),
             fast(self.model, not sharding.is_sharded(self.model)),
             StopSignal() as stop,
+            ahead(self.task, settings.workers * (not ended), numbers) as task,
             open(self.folder / METRICS_FILE if main else os.devnull, "a") as metrics,
             Progress("train", self.plan.steps, quiet=self.quiet, done=counters["step"]) as bar,
         ):
@@ -316,7 +320,7 @@ class Fit:
                 begun = time.perf_counter()
                 before = [buffer.clone() for buffer in self.buffers]
                 loss, norm, tokens, finite = one_step(
-                    self.model, self.task, settings, self.optimiser, n, lr
+                    self.model, task, settings, self.optimiser, n, lr
                 )
                 if not finite:  # a step that is skipped leaves nothing behind
                     for buffer, old in zip(self.buffers, before, strict=True):

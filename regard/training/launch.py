@@ -100,11 +100,16 @@ def _environment(values: MutableMapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def follow_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel end this process when the one that started it has ended, however it did."""
+    with suppress(OSError, AttributeError):  # there is no prctl but in Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def follow_parent() -> None:
+    """End this process with the one that started it, if that is a launcher."""
     if "REGARD_PARENT" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
-        with suppress(OSError, AttributeError):  # there is no prctl but in Linux
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.environ.get("REGARD_PARENT", str(os.getppid())) != str(os.getppid()):
             os._exit(1)  # it had ended before
 

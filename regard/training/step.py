@@ -6,6 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.kernels import deferred_checks
+from regard.data.batches import moved
 from regard.data.seeds import mix
 from regard.errors import UsageError
 from regard.files.weights import learned_state
@@ -22,6 +25,7 @@ from regard.native.allocator import reuse_memory
 from regard.native.processor import DTYPES, check_device, check_dtype
 from regard.settings import setting
 from regard.training import distributed, sharding
+from regard.training.ahead import ahead
 from regard.training.callbacks import LOGGERS, ON_ERROR, check_loggers
 from regard.training.checkpoint import optimiser_names, optimiser_tensors, save_checkpoint
 from regard.training.optim import OPTIMISERS, SCHEDULES, build_optimiser
@@ -95,6 +99,13 @@ class LoopSettings:
     timeout: float = setting(
         60.0, "seconds of silence after which a process is named as lost", min=1, group="machine"
     )
+    workers: int = setting(
+        0,
+        "processes that make batches ahead of time; 0: the training does",
+        min=0,
+        max=64,
+        group="machine",
+    )
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
     compile: bool = setting(False, "compile the model with torch.compile", group="machine")
 
@@ -107,6 +118,8 @@ def check(settings: LoopSettings) -> None:
         )
     check_loggers(settings.log or ())
     check_dtype(settings.dtype, check_device(settings.device))
+    if settings.workers and "fork" not in get_all_start_methods():
+        raise UsageError(f"workers={settings.workers}: this system cannot fork; leave it out")
 
 
 class Trainable(ABC):
@@ -162,10 +175,8 @@ def one_step(
         n: number of the step
         lr: learning rate of the step
     """
-    rank, size = distributed.rank(), distributed.world_size()
-    each = settings.batches or size
-    numbers = range(n * each + rank, (n + 1) * each, size)
-    batches = [(number, task.batch(number)) for number in numbers]
+    numbers = batch_numbers(settings, n)
+    batches = [(number, moved(task.batch(number), settings.device)) for number in numbers]
     counts = [task.count(batch) for _, batch in batches]
     total, read = distributed.all_reduce(*(sum(column) for column in zip(*counts, strict=True)))
     with deferred_checks() as checks:
@@ -182,6 +193,13 @@ def one_step(
         optimiser.step()
     optimiser.zero_grad(set_to_none=True)
     return loss, norm, int(read), finite
+
+
+def batch_numbers(settings: LoopSettings, n: int) -> range:
+    """Numbers of the batches that this process reads in step n."""
+    rank, size = distributed.rank(), distributed.world_size()
+    each = settings.batches or size
+    return range(n * each + rank, (n + 1) * each, size)
 
 
 def _on_host(*numbers: float | Tensor) -> list[float]:
@@ -257,12 +275,13 @@ def measure(
     times = []
     started = time.perf_counter()
     number, limit = 0, min(8.0, _MEASURING_SHARE * seconds)
-    with fast(model, not sharding.is_sharded(model)):
+    numbers = (i for n in count() for i in batch_numbers(settings, 7919 * n + 13))
+    with fast(model, not sharding.is_sharded(model)), ahead(task, settings.workers, numbers) as fed:
         while number < 5 or distributed.broadcast(
             time.perf_counter() - started < limit and number < 60
         ):
             begun = time.perf_counter()
-            one_step(model, task, settings, optimiser, 7919 * number + 13, 0.0)
+            one_step(model, fed, settings, optimiser, 7919 * number + 13, 0.0)
             times.append(time.perf_counter() - begun)
             number += 1
     step = sum(times[2:]) / len(times[2:])

@@ -93,7 +93,7 @@ def test_the_loss_is_of_answers_only(home):
         begin, end = column.offsets[row], column.offsets[row + 1]
         kept = column.ids[begin:end][learnt[begin:end] > 0]
         assert model.codec.tokenizer.decode(kept.tolist()[:-1]).strip() == wanted
-    batch = CausalBatches(made, context=64, batch_tokens=512, seed=1, device="cpu")[0]
+    batch = CausalBatches(made, context=64, batch_tokens=512, seed=1)[0]
     predicted = batch.writes[batch.writes >= 0]
     assert len(predicted) == batch.tokens < 0.4 * batch.read
     with torch.no_grad():

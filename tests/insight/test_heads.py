@@ -405,7 +405,7 @@ def test_a_translator_that_swaps_words_has_the_head_that_links_them():
         some = [pair() for _ in range(32)]
         sides = ([p.source for p in some], [p.target for p in some])
         ids = ([np.array(tokenizer.encode(" ".join(row))) for row in side] for side in sides)
-        batch = make_batch(*ids, tokenizer, tokenizer, "cpu")
+        batch = make_batch(*ids, tokenizer, tokenizer)
         optimiser.zero_grad()
         (sequence_loss(model, batch, 0.0, 0.0) / batch.tokens).backward()
         optimiser.step()

@@ -273,7 +273,7 @@ def test_a_token_is_predicted_where_it_follows_in_its_document_and_is_to_be_lear
     learnt = np.random.default_rng(0).integers(0, 2, len(column.ids))
     texts = TokenisedTexts({"train": column}, {}, False, {"train": learnt} if conversations else {})
     wanted = {int(i) for i, one in zip(column.ids, learnt, strict=True) if one or not conversations}
-    batches = CausalBatches(texts, context=8, batch_tokens=16, seed=1, device="cpu")
+    batches = CausalBatches(texts, context=8, batch_tokens=16, seed=1)
     for batch in map(batches.__getitem__, range(20)):
         pairs = zip(batch.reads.flatten().tolist(), batch.writes.flatten().tolist(), strict=True)
         follows = [one + 1 if one + 1 in wanted else -1 for one, _ in pairs]

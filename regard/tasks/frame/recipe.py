@@ -40,6 +40,7 @@ RESUME_MAY_DIFFER = {
     "processes",
     "restarts",
     "timeout",
+    "workers",
 }
 FOLLOWS = {"warmup", "batches"}  # from the steps, and from the processes that began the run
 _UNSCORED = "Its training has not come to a first validation, so it has no score yet."

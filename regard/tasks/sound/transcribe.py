@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.batches import moved
 from regard.data.sound_batches import SoundBatches, pad_sounds
 from regard.data.sounds import SoundData, Sounds
 from regard.decode.speech.ctc_align import required_frames
@@ -194,10 +195,11 @@ def valid_loss(runner: Runner[Any], sounds: Sounds, settings: TranscribeTrain) -
     for start in range(0, len(sounds), _VALID_GROUP):
         places = range(start, min(len(sounds), start + _VALID_GROUP))
         features = [recogniser.spectrogram(sounds.read(i)) for i in places]
-        sound, lengths = pad_sounds(features, runner.device)
+        sound, lengths = pad_sounds(features)
         texts = [rows[i] for i in places]
         frames, begin = sum(map(len, features)), recogniser.decoder.begin
         batch = make_batch(texts, sound, lengths, frames, recogniser.tokenizer, begin)
+        batch = moved(batch, runner.device)
         total += float(speech_loss(runner.model, batch, settings.ctc_weight or 0.0, 0.0))
         tokens += batch.tokens
     return total / tokens

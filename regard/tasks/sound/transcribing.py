@@ -253,7 +253,7 @@ def make_batch(
 
     A decoder writes them after `begin`, or the tokenizer's own first token.
     """
-    device, begin = sound.device, begin or [tokenizer.begin]
+    begin = begin or [tokenizer.begin]
     texts, text_lengths = pad(rows, tokenizer.pad)
     reads, _ = pad([np.concatenate([begin, row]) for row in rows], tokenizer.pad)
     given = [-1] * (len(begin) - 1)
@@ -261,10 +261,10 @@ def make_batch(
     return SpeechBatch(
         sound,
         lengths,
-        texts.to(device),
-        text_lengths.to(device),
-        reads.to(device),
-        writes.to(device),
+        texts,
+        text_lengths,
+        reads,
+        writes,
         sum(len(row) + 1 for row in rows),
         frames,
     )

@@ -292,7 +292,7 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
 
     def lesson(self, runner: Runner[Any], data: LabelData, settings: ClassifyTrain) -> Lesson:
         """Batches of texts and the numbers of their labels, or a table of several."""
-        codec, longest, device = runner.codec, settings.max_length, settings.device
+        codec, longest = runner.codec, settings.max_length
         texts = [example.text for example in data["train"]]
         rows = codec.encoder.texts(texts, longest)
         if not all(len(row.ids) <= longest for row in rows):
@@ -307,7 +307,7 @@ class ClassifyObjective(TextLabels[ClassifyTrain]):
         targets = table.astype(np.float32) if codec.decision.several else table.argmax(1)
 
         def make(picked: np.ndarray, rows: list[TokenRow], texts: TextBatch) -> LabelBatch:
-            return LabelBatch(texts, torch.from_numpy(targets[picked]).to(device))
+            return LabelBatch(texts, torch.from_numpy(targets[picked]))
 
         def again(i: int, key: int) -> TokenRow:
             return codec.encoder.texts([texts[i]], longest, [key])[0]

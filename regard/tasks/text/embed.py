@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.watch import watch
+from regard.data.batches import moved
 from regard.data.documents import Texts, load_texts
 from regard.data.labelled import Labelled, load_labelled
 from regard.data.rows import TextBatch, TextBatches, TokenRow, collate
@@ -326,6 +327,7 @@ class ShiftObjective(Objective[ShiftSettings, Texts]):
 
         @torch.no_grad()
         def make(_: Any, rows: list[TokenRow], texts: TextBatch) -> ShiftBatch:
+            texts = moved(texts, embedder.device)
             return ShiftBatch(texts, embedder.pooled(texts, asked))
 
         def loss(batch: ShiftBatch) -> Tensor:
@@ -340,7 +342,6 @@ class ShiftObjective(Objective[ShiftSettings, Texts]):
                 tokens=settings.batch_tokens,
                 seed=settings.seed,
                 max_rows=settings.batch_rows,
-                device=embedder.device,
             ),
             count=lambda batch: (len(batch.vectors), batch.texts.tokens),
             loss=loss,

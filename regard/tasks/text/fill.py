@@ -258,7 +258,6 @@ class MaskedJudge(Judge[Texts, FillEval, MaskedPredictions]):
             batch_tokens=settings.batch_tokens,
             share=settings.mask_share,
             seed=0,
-            device=runner.device,
         )
         records: list[dict[str, Any]] = []
         pieces = dict(enumerate(filler.gaps.pieces))

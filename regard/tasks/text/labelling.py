@@ -303,7 +303,6 @@ def text_batches(
         word_dropout=settings.word_dropout,
         feature_dropout=settings.feature_dropout,
         again=redrawn if encoder.sampler is not None else None,
-        device=settings.device,
     )
 
 

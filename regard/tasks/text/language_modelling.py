@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard import native
+from regard.data.batches import moved
 from regard.data.conversation import OWN, TEMPLATES
 from regard.data.documents import Texts, TokenisedTexts, load_texts
 from regard.data.masking import MaskedBatches, WholeWordMasking
@@ -282,7 +283,6 @@ class CausalObjective:
             context=settings.context,
             batch_tokens=settings.batch_tokens,
             seed=settings.seed,
-            device=settings.device,
         )
 
     def loss(self, model: TextModel, batch: TokenBatch, smoothing: float, own: str) -> Tensor:
@@ -348,7 +348,6 @@ class MaskedObjective:
             batch_tokens=settings.batch_tokens,
             share=settings.mask_share,
             seed=seed,
-            device=settings.device,
         )
 
     def loss(self, model: TextModel, batch: TokenBatch, smoothing: float, own: str) -> Tensor:
@@ -395,8 +394,9 @@ def masked_scores(
     windows = batches.windows
     count = max(1, len(windows.ids) // windows.tokens)
     total = right = tokens = 0.0
+    device = next(model.parameters()).device
     for n in evenly_spread(count, windows.tokens, most).tolist():
-        batch = batches[n]
+        batch = moved(batches[n], device)
         logits = masked_logits(model, batch).float()
         total += float(F.cross_entropy(logits, batch.writes, reduction="sum"))
         right += float((logits.argmax(1) == batch.writes).sum())

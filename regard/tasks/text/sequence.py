@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from regard.attention.positions import has_table
 from regard.data.batches import IndexBatches as LengthBatches
+from regard.data.batches import moved
 from regard.data.pairs import Corpus, load_pairs
 from regard.data.parallel import SIDES, PairBatch, PairBatches, learn_tokenizers, make_batch
 from regard.data.parts import Dataset
@@ -283,7 +284,6 @@ class Pairs(Generic[T]):
             longest=settings.max_length,
             seed=settings.seed,
             bpe_dropout=settings.bpe_dropout,
-            device=settings.device,
         )
 
     def facts(self, batches: Any) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Pairs(Generic[T]):
         plan = LengthBatches(lengths, max(4096, settings.batch_tokens), 0)
         for n in range(plan.len_epoch()):
             source, target = ([np.asarray(side[i][:most]) for i in plan[n]] for side in encoded)
-            yield make_batch(source, target, tokenizers[0], tokenizers[1], settings.device)
+            yield make_batch(source, target, tokenizers[0], tokenizers[1])
 
     def decoded(self, data: Dataset[Any], settings: T) -> int:
         """Sentences that a validation decodes."""
@@ -418,6 +418,7 @@ class SequenceObjective(Objective[T, Dataset[Any], PairCodec]):
             total = tokens = 0.0
             with torch.inference_mode():
                 for batch in material.valid(batches, data, writer, settings, share):
+                    batch = moved(batch, settings.device)
                     total += float(loss(writer.writer, batch, 0.0, 0.0))
                     tokens += batch.tokens
             scores = {"loss": total / tokens, "better": -total / tokens}

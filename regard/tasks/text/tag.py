@@ -322,7 +322,7 @@ class TagObjective(TextLabels[TagTrain]):
 
     def lesson(self, runner: Runner[Any], data: LabelData, settings: TagTrain) -> Lesson:
         """Batches of windows of sentences, and the numbers of their tags."""
-        train, longest, device = data["train"], settings.max_length, settings.device
+        train, longest = data["train"], settings.max_length
         codec = runner.codec
         windows = windows_of(codec, [sentence.words for sentence in train], longest)
         numbers = {label: n for n, label in enumerate(codec.labels)}
@@ -339,10 +339,10 @@ class TagObjective(TextLabels[TagTrain]):
         def make(picked: np.ndarray, rows: list[TokenRow], texts: TextBatch) -> LabelBatch:
             pairs = zip(picked.tolist(), rows, strict=True)
             places = word_places(
-                [windows[i]._replace(row=row) for i, row in pairs], texts.ids.shape[1], device
+                [windows[i]._replace(row=row) for i, row in pairs], texts.ids.shape[1]
             )
             right = np.concatenate([targets[i] for i in picked.tolist()])
-            return LabelBatch(texts, torch.from_numpy(right).to(device), places)
+            return LabelBatch(texts, torch.from_numpy(right), places)
 
         def again(i: int, key: int) -> TokenRow:
             _, n, span, _ = windows[i]

@@ -232,7 +232,6 @@ class CorruptedText(Pairs[TextSettings]):
             tokens=settings.batch_tokens,
             longest=settings.max_length,
             seed=settings.seed,
-            device=settings.device,
         )
 
     def facts(self, batches: Any) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Shifted(NamedTuple):
     targets: Tensor
 
 
-def shift(captions: Sequence[Sequence[np.ndarray]], tokenizer: Tokenizer, device: Any) -> Shifted:
+def shift(captions: Sequence[Sequence[np.ndarray]], tokenizer: Tokenizer) -> Shifted:
     """Put captions of images side by side with their begin and end; missing ones are empty."""
     most = max(map(len, captions))
     nothing = np.zeros(0, np.int64)
@@ -133,7 +133,7 @@ def shift(captions: Sequence[Sequence[np.ndarray]], tokenizer: Tokenizer, device
     inputs, _ = pad([np.concatenate([[tokenizer.bos], row]) for row in real], tokenizer.pad)
     ended = [nothing if row is None else np.append(row, tokenizer.eos) for row in rows]
     targets, _ = pad(ended, -1)
-    return Shifted(inputs.to(device), targets.to(device))
+    return Shifted(inputs, targets)
 
 
 class CaptionBatch(NamedTuple):
@@ -193,9 +193,8 @@ class CaptionBatches:
         for i in picked.tolist():
             rows = self.rows[i]
             captions.append([rows[j] for j in rng.permutation(len(rows))[: self.settings.captions]])
-        device = self.settings.device
-        shifted = shift(captions, self.tokenizer, device)
-        images = self.format.normalise(pixels.to(device))
+        shifted = shift(captions, self.tokenizer)
+        images = self.format.normalise(pixels)
         return CaptionBatch(
             images, *shifted, sum(len(row) + 1 for some in captions for row in some)
         )

@@ -7,11 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import UsageError
-from regard.modalities.base import LabelledBatch
 from regard.models.protocols import ImageClassifier
 from regard.tasks.frame.media import MediaCodec
 from regard.tasks.frame.origin import Origin
-from regard.tasks.parts import Batches
 
 
 def _hard(logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
@@ -60,22 +58,6 @@ class Teacher:
         if images.shape[-1] != self.size:
             images = F.interpolate(images, size=self.size, mode="bilinear", antialias=True)
         return self.model(images)[:, self.order]
-
-
-class Taught:
-    """Batches with what a teacher says of their images."""
-
-    def __init__(self, batches: Batches, teacher: Teacher):
-        self.batches, self.teacher = batches, teacher
-
-    def __getitem__(self, n: int) -> LabelledBatch:
-        """Batch n."""
-        batch: LabelledBatch = self.batches[n]
-        return batch._replace(theirs=self.teacher(batch.inputs))
-
-    def epoch(self) -> float:
-        """Number of batches in which everything is read once."""
-        return self.batches.epoch()
 
 
 def two_heads(model: ImageClassifier, images: Tensor) -> tuple[Tensor, Tensor]:

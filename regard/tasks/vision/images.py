@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from regard.data.augment import augments
@@ -30,7 +31,7 @@ from regard.tasks.labels.settings import (
 )
 from regard.tasks.parts import Lesson, Task
 from regard.tasks.runner import Runner
-from regard.tasks.vision.distillation import DISTILS, Taught, Teacher, two_heads
+from regard.tasks.vision.distillation import DISTILS, Teacher, two_heads
 from regard.tasks.vision.photos import (
     IMAGE_SHORT_KEYS,
     IMAGE_SIZES,
@@ -137,10 +138,11 @@ class ImageLabels(LabelObjective[TrainImages, ImageData]):
             )
 
         def loss(batch: LabelledBatch, weights: Tensor | None) -> Tensor:
-            assert batch.theirs is not None
             one, other = two_heads(runner.model, batch.inputs)
             share = settings.distil_weight
-            taught = DISTILS[settings.distil](other, batch.theirs, settings.temperature)
+            with torch.autocast(settings.device.split(":")[0], enabled=False):
+                answers = teacher(batch.inputs)
+            taught = DISTILS[settings.distil](other, answers, settings.temperature)
             own = target_loss(settings.loss, one, batch.targets, weights)
             return (1 - share) * own + share * taught
 
@@ -148,9 +150,7 @@ class ImageLabels(LabelObjective[TrainImages, ImageData]):
         batches = IMAGE.batches(train, codec.format, settings, len(codec.labels))
         told = sha256(Path(settings.teacher) / "model.safetensors")
         facts = {"images": len(train), "teacher": told}
-        return label_lesson(
-            runner, data, settings, Taught(batches, teacher), loss, facts, dynamic=False
-        )
+        return label_lesson(runner, data, settings, batches, loss, facts, dynamic=False)
 
 
 IMAGES = Task(

@@ -147,7 +147,7 @@ class NoisyCrops:
         sigma = torch.from_numpy(rng.uniform(low, high, len(clean)).astype(np.float32)) / 255
         noise = torch.from_numpy(rng.standard_normal(clean.shape, np.float32))
         noisy = clean + sigma[:, None, None, None] * noise
-        return NoisyBatch(*(x.to(self.settings.device) for x in (noisy, clean, sigma)))
+        return NoisyBatch(noisy, clean, sigma)
 
     def crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Cut a random crop out of an image, rotated and mirrored at random."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.augment import AugmentOptions, augments, step_rng
-from regard.data.batches import Shuffled, pad
+from regard.data.batches import Shuffled, moved, pad
 from regard.data.captions import CaptionData
 from regard.data.image_format import ImageFormat
 from regard.data.images import Images
@@ -139,7 +139,7 @@ class PretrainBatches:
         """Augment images at random, and normalise them."""
         for change in self.changes:
             pixels = change(pixels, rng, self.strengths)
-        return self.format.normalise(pixels.to(self.settings.device))
+        return self.format.normalise(pixels)
 
     def make(self, part: Images, picked: np.ndarray, rng: np.random.Generator) -> Any:
         """Return what the model's loss takes for some images."""
@@ -160,7 +160,8 @@ class PretrainBatches:
         parts = np.array_split(np.arange(len(self.valid)), -(-len(self.valid) // self.batch))
         for number, part in enumerate(parts):
             rng = step_rng(self.settings.seed, number, _VALID)
-            total += float(model.loss(*self.make(self.valid, part, rng)))
+            made = moved(self.make(self.valid, part, rng), self.settings.device)
+            total += float(model.loss(*made))
         return total / len(self.valid)
 
 
@@ -186,7 +187,7 @@ class MaskedImageBatches(PretrainBatches):
         """Return images, and noise that decides which of their patches are masked."""
         images = self.view(part.read(picked), rng)
         noise = torch.from_numpy(rng.random((len(images), self.tokens), np.float32))
-        return images, noise.to(images.device)
+        return images, noise
 
 
 class ViewBatches(PretrainBatches):
@@ -205,7 +206,7 @@ class NoiseBatches(PretrainBatches):
         """Return images, and noise of variance 1."""
         images = self.view(part.read(picked), rng)
         shape = len(images), self.model.config.latent
-        return images, torch.from_numpy(rng.standard_normal(shape, np.float32)).to(images.device)
+        return images, torch.from_numpy(rng.standard_normal(shape, np.float32))
 
 
 class ClipBatches(PretrainBatches):
@@ -230,8 +231,7 @@ class ClipBatches(PretrainBatches):
         rows = self.captions["train" if part is self.train else "valid"]
         chosen = [rows[i][rng.integers(len(rows[i]))] for i in picked.tolist()]
         ids, lengths = pad(chosen, self.pad)
-        device = self.settings.device
-        return self.view(part.read(picked), rng), ids.to(device), lengths.to(device)
+        return self.view(part.read(picked), rng), ids, lengths
 
 
 PRETRAIN_BATCHES: dict[str, type[PretrainBatches]] = {

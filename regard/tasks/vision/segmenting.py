@@ -161,7 +161,7 @@ class MaskBatches:
         for move in self.moves:
             both = move(both, rng, self.options)
         images, targets = self.format.normalise(both[:, :-1]), both[:, -1].long() - 1
-        return MaskBatch(images.to(self.settings.device), targets.to(self.settings.device))
+        return MaskBatch(images, targets)
 
     def epoch(self) -> float:
         """Number of batches in which all images are read once."""
