@@ -23,19 +23,22 @@ FLAGS = ("avx", "fma", "amx", "asimd", "sve")
 def as_in(folder: str) -> Iterator[None]:
     """Processes that are started inside run this bench and Regard as they are in another folder."""
     main: Any = sys.modules["__main__"]
-    here = main.__file__
-    main.__file__ = str(Path(folder).resolve() / "bench" / Path(here).name)
+    here, paths, other = main.__file__, sys.path[:], Path(folder).resolve()
+    main.__file__ = str(other / "bench" / Path(here).name)
+    sys.path[:0] = [str(other), str(other / "bench")]  # its other benches, too
     try:
         yield
     finally:
-        main.__file__ = here
+        main.__file__, sys.path[:] = here, paths
 
 
 # seconds on the wall, or of the processor, which others at work on the machine do not change
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def _serve(make: Callable[..., Act], args: tuple, threads: int, by: str, pipe: Connection) -> None:
+def _serve(
+    make: Callable[..., Act], args: tuple, threads: int, pipe: Connection, by: str = "wall"
+) -> None:
     """Be a peer: do as told, and tell how long it took."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
@@ -54,7 +57,7 @@ class Peer:
     def __init__(self, make: Callable[..., Act], *args: Any, threads: int, by: str = "wall"):
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        words = (make, args, threads, by, theirs)
+        words = (make, args, threads, theirs, *([] if by == "wall" else [by]))
         self.process = spawn.Process(target=_serve, args=words, daemon=True)
         self.process.start()
         theirs.close()

@@ -475,7 +475,8 @@ def compare(
     print(f"{Path(name).name}: {size:,} parameters; {told}", flush=True)
     label, few = Path(name).name.replace("-", "_"), lines[: options.trial]
     sides = loaded.codec.source, loaded.codec.target
-    # greedily, CTranslate2 gives no text where no end was found
+    # greedily, CTranslate2 repeats the token <s> that such a model begins with, which has no text;
+    # Regard never writes that token
     searches = {"": 5} if random else {"": 5, "greedy_": 1}
     adds = {beam: needed(loaded, lines, beam, longest) for beam in searches.values()}
     with tempfile.TemporaryDirectory() as folder:

@@ -164,6 +164,13 @@ def numbers(tensors: Sequence[Tensor | None]) -> ctypes.Array:
     return (Numbers * len(rows))(*rows)
 
 
+def checksum(made: ctypes.CDLL, of: ctypes.Array) -> tuple[int, int]:
+    """Two sums of numbers, by the kernels that were made for them."""
+    sums = (ctypes.c_uint64 * 2)()
+    made.regard_checksum(of, len(of), sums)
+    return sums[0], sums[1]
+
+
 def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
 

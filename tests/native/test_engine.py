@@ -1,6 +1,5 @@
 """The engine in C finds what the search in Python finds, and notices whatever a user changes."""
 
-import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, nan
@@ -394,9 +393,7 @@ def test_the_checksum_notices_any_flipped_bit_and_any_swap():
     made = native.library()
 
     def checksum() -> tuple[int, int]:
-        sums = (ctypes.c_uint64 * 2)()
-        made.regard_checksum(native.numbers([x]), 1, sums)
-        return sums[0], sums[1]
+        return native.checksum(made, native.numbers([x]))
 
     first = checksum()
     bits = x.view(torch.int32)

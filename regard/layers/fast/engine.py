@@ -87,7 +87,7 @@ class Engine:
         self.numbers = native.numbers([*packed, head, bias])
         self.tables: dict[int, Tensor] = {}  # of positions, by the embedding
         self.divided: tuple[Any, Tensor] = None, torch.empty(0)
-        self.checksum = self._checksum()
+        self.checksum = native.checksum(self.library, self.numbers)
         self.handle = self._pack()
 
     def __del__(self) -> None:
@@ -101,11 +101,6 @@ class Engine:
         norms = [parts.encoder_norm, parts.decoder_norm, parts.source.norm, parts.target.norm]
         weights += [one for norm in norms for one in weight_and_bias(norm)]
         return [*weights, parts.source.tokens.weight, parts.target.tokens.weight, weight, bias]
-
-    def _checksum(self) -> tuple[int, int]:
-        sums = (ctypes.c_uint64 * 2)()
-        self.library.regard_checksum(self.numbers, len(self.numbers), sums)
-        return sums[0], sums[1]
 
     def _pack(self) -> int | None:
         first, parts = cast(BlockWeights, self.blocks[0]), self.parts
@@ -131,7 +126,7 @@ class Engine:
             and self.never == tuple(never)
             and self.dtype == dtype
             and self.fingerprint.same()
-            and self.checksum == self._checksum()
+            and self.checksum == native.checksum(self.library, self.numbers)
         )
 
     def translate(

@@ -67,21 +67,16 @@ class PackedWeights:
         # so that the memory of those that are not copied stays, whatever becomes of the model
         self.weights = [None if w is None else w.detach() for w in weights]
         self.numbers = native.numbers(self.weights)
-        self.checksum = self._checksum()
+        self.checksum = native.checksum(self.library, self.numbers)
         self.handle = library.regard_engine_new(ctypes.byref(shape), self.numbers)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.library.regard_engine_free(self.handle)
 
-    def _checksum(self) -> tuple[int, int]:
-        sums = (ctypes.c_uint64 * 2)()
-        self.library.regard_checksum(self.numbers, len(self.numbers), sums)
-        return sums[0], sums[1]
-
     def holds(self) -> bool:
         """True if the numbers are those that were packed."""
-        return self.checksum == self._checksum()
+        return self.checksum == native.checksum(self.library, self.numbers)
 
     @property
     def bytes(self) -> int:
