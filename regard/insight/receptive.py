@@ -206,10 +206,16 @@ def favourites(
         where.append(places)
     values, places = torch.cat(best), torch.cat(where)
     top, rows = values.topk(min(patches, count), 0)
-    apart = (top.mean(0) - values.mean(0)) / values.std(0).clamp(min=1e-12)
-    apart = apart.masked_fill(values.std(0) <= 1e-6 * values.abs().amax(), -torch.inf)  # dead
+    deviation = values.std(0, correction=0)
+    apart = (top.mean(0) - values.mean(0)) / deviation.clamp(min=1e-12)
+    living = (deviation > 1e-6 * values.abs().amax()).nonzero().flatten()
+    if not len(living):
+        raise UsageError(
+            f"no channel of {layer} tells the {count} images apart; look at more with images="
+        )
+    order = living[apart[living].argsort(descending=True, stable=True)]
     likings = []
-    for channel in apart.topk(min(channels, len(apart))).indices.tolist():
+    for channel in order[:channels].tolist():
         numbers = rows[:, channel].tolist()
         spots = places[rows[:, channel], channel]
         moved = _moved(encoder, read(numbers), layer, spots, channel)

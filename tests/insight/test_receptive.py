@@ -78,6 +78,12 @@ def test_every_family_has_layers_over_the_image_and_channels_that_like_something
         chosen_layers(model, ("stems",), 3)
 
 
+def test_images_that_are_all_alike_have_no_favourite():
+    images = torch.zeros(3, 3, 32, 32)
+    with pytest.raises(UsageError, match="no channel of stem tells the 3 images apart"):
+        favourites(make("vit"), lambda some: images[list(some)], 3, "stem", channels=2, patches=1)
+
+
 def test_the_smallest_square_holds_its_share_and_not_a_pixel_less():
     field = torch.zeros(9, 12)
     field[2:5, 6:9] = 1.0
