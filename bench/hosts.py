@@ -70,8 +70,22 @@ class Hosts:
         inside = ["ip", "netns", "exec", self.names[number], "unshare", "--uts", "sh", "-c", named]
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}"]
         meeting += ["--rdzv-conf", f"is_host={int(number == 0)}", "--rdzv-id", "hosts"]
-        meeting += ["--local-addr", self.addresses[number], "--nnodes", "2"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *meeting]
+        meeting += [
+            "--local-addr",
+            self.addresses[number],
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+        ]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "1",
+            *meeting,
+        ]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
         with open(said, "w") as file:
             return subprocess.Popen(
@@ -145,7 +159,7 @@ def cut_off(made: Hosts, words: list[str], out: Path, timeout: int) -> list[floa
             if not named[number] and f"rank {number} ends: " in said.read_text():
                 named[number] = time.monotonic() - cut
         time.sleep(0.05)
-    for (process, said), seconds in zip(running, named, strict=True):
+    for (_, said), seconds in zip(running, named, strict=True):
         assert seconds, said.read_text()
         line = next(line for line in said.read_text().splitlines() if " ends: " in line)
         print(f"  after {seconds:.1f} s: {line}", flush=True)
@@ -181,13 +195,18 @@ def main(words: list[str]) -> int:
             subprocess.run([sys.executable, *here, "--quiet"], env=env, check=True)
             weights = sha256(one / "model.safetensors")
             same = trained(made, command(home / "play.txt", two, **more), two) == weights
-            print(f"{parallel}: two hosts {'give' if same else 'DO NOT give'} the bits of one",
-                  flush=True)
+            print(
+                f"{parallel}: two hosts {'give' if same else 'DO NOT give'} the bits of one",
+                flush=True,
+            )
             again = command(home / "play.txt", cut, **more)
             late = max(cut_off(made, again, cut, timeout))
             resumed = trained(made, again, cut) == weights
-            print(f"{parallel}: cut off, named within {late:.1f} s (bar {timeout + 30}), "
-                  f"resumed to {'the same' if resumed else 'OTHER'} bits", flush=True)
+            print(
+                f"{parallel}: cut off, named within {late:.1f} s (bar {timeout + 30}), "
+                f"resumed to {'the same' if resumed else 'OTHER'} bits",
+                flush=True,
+            )
             wrong += not same or not resumed or late > timeout + 30
     return int(wrong > 0)
 

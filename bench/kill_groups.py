@@ -1,14 +1,18 @@
 """Kill processes of groups that train, start the groups again, and look at the weights.
 
     python bench/kill_groups.py 1000 runs/kills.jsonl     the first 1,000 cases, or what is left
-    python bench/kill_groups.py 60                        a sample, to no file
+    python bench/kill_groups.py 60 FILE few               a sample: six groups
+    python bench/kill_groups.py 20 FILE restarts          three kills in each run with restarts=3
 
-A case is a task, a kind of parallelism, a number of ranks, and a moment. One rank is killed there by
-SIGKILL: at a random time; or before, between or after changes of files while the store of the data
-is built, while a checkpoint is written, or while a second attempt restores it (after a kill
-at a random time). Then the same command has to end with the weights, optimiser and losses, to the
+A case is a task, a kind of parallelism, a number of ranks, and a moment. One rank is killed there
+by SIGKILL: at a random time; or before, between or after changes of files while the store of the
+data is built, while a checkpoint is written, or while a second attempt restores it (after a kill at
+a random time). Then the same command has to end with the weights, optimiser and losses, to the
 bit, of a run that nothing disturbed. Ranks are forked from a process that has imported everything,
 and find each other by the variables that torchrun sets. Each case is a line of the file of results.
+
+With `restarts` the command is one of the shell, with processes= and restarts=3, of which a rank is
+killed three times: soon after it was started, or after a further step was saved.
 """
 
 import importlib
@@ -18,11 +22,12 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,9 +47,11 @@ from regard.files import cache_folder, sha256  # noqa: E402
 from regard.native import library  # noqa: E402
 from regard.tasks import task as task_named  # noqa: E402
 from regard.training import distributed, fit  # noqa: E402
+from regard.training.checkpoint import checkpoints  # noqa: E402
 from tests.tones import RATE  # noqa: E402
 from tests.zoo import ANIMALS  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[1]
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")  # all that changes a folder
 COMMON = "depth=1 width=8 heads=2 ffn_width=16 threads=1 log=none batches=4 steps=6 valid_every=3 "
 COMMON += "save_every=0 dropout=0.1 ema=0.9 average=2 timeout=20 warmup=2"
@@ -60,6 +67,14 @@ TASKS = {
 }
 PARALLEL, RANKS = ("ddp", "fsdp"), (1, 2, 4)
 KINDS = ("time", "save", "store", "restart")
+FEW = {  # the groups of a sample
+    "language": ("fsdp", 4),
+    "translate": ("ddp", 2),
+    "tag": ("fsdp", 1),
+    "classify": ("fsdp", 2),
+    "transcribe": ("ddp", 1),
+    "denoise": ("ddp", 4),
+}
 PATIENCE = 60  # seconds, after which a process hangs that should have ended
 
 
@@ -77,14 +92,20 @@ class Case:
     told: bool  # the others get SIGTERM at once, as from torchrun; else they notice by themselves
 
     @classmethod
-    def of(cls, number: int) -> "Case":
-        """The case of a number; each 144 in a row have all tasks, ways, ranks and kinds."""
+    def of(cls, number: int, few: bool = False) -> "Case":
+        """The case of a number; each 144 in a row have all tasks, ways, ranks and kinds.
+
+        Of `few`, each 24 have all tasks and kinds, and a task has always the same group.
+        """
         rng, left = random.Random(number), 55 * number % 144  # neighbours differ in all
         chosen: list[Any] = []
         for names in (tuple(TASKS), PARALLEL, RANKS, KINDS):
             left, one = divmod(left, len(names))
             chosen.append(names[one])
-        task, parallel, ranks, kind = chosen
+        if few:
+            task = list(TASKS)[number % len(TASKS)]
+            chosen = [task, *FEW[task], KINDS[number // len(TASKS) % len(KINDS)]]
+        _, _, ranks, kind = chosen
         victim = rng.randrange(ranks)
         if kind == "save" and rng.random() < 0.5:
             victim = 0  # who writes the most
@@ -333,8 +354,8 @@ class Bench:
             if fault := group.end_after_kill(case.told):
                 return kills, f"{fault}: {group.said()}"
             kills += killed
-            kind = {code for code in group.codes.values()} - {0, 1, 143, -signal.SIGKILL, -signal.SIGTERM}
-            if kind and killed:
+            usual = {0, 1, 143, -signal.SIGKILL, -signal.SIGTERM}
+            if killed and not {*group.codes.values()} <= usual:
                 return kills, f"exit codes {group.codes} after a kill: {group.said()}"
         group = Group(words, case.ranks, home, self.fresh(home)).start()
         if not group.wait(300) or any(group.codes.values()):
@@ -347,6 +368,52 @@ class Bench:
         wrong = sorted(k for k in {*found, *whole} if found.get(k) != whole.get(k))
         return kills, f"other {', '.join(wrong)}" if wrong else ""
 
+    def restart(self, case: Case, home: Path) -> tuple[int, str]:
+        """Kill a rank of each of three attempts of one command; the kills, and what is wrong."""
+        whole, rng = self.undisturbed(case)[0], random.Random(case.number)
+        words = [*self.words(case, home / "out"), f"processes={case.ranks}", "restarts=3"]
+        env = {**os.environ, "REGARD_CACHE": str(self.fresh(home)), "PYTHONPATH": str(ROOT)}
+        with open(home / "said-0", "w") as said:
+            command = [sys.executable, "-m", "regard", *words]
+            launcher = subprocess.Popen(command, env=env, stdout=said, stderr=said)
+        kills, before = 0, set[int]()
+        for kill in range(3):
+            ranks = [rank for rank in _workers(launcher) if rank not in before]
+            while len(ranks) < case.ranks and launcher.poll() is None:
+                time.sleep(0.01)
+                ranks = [rank for rank in _workers(launcher) if rank not in before]
+            until, least = time.monotonic() + rng.uniform(0, 2.5), 2 * kill + rng.randint(1, 2)
+            by_time = rng.random() < 0.5
+            while launcher.poll() is None:
+                steps = [step for step, _ in checkpoints(home / "out" / "checkpoints")]
+                if time.monotonic() > until if by_time else max(steps, default=0) >= least:
+                    break
+                time.sleep(0.005)
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(rng.choice(ranks), signal.SIGKILL)
+                kills += 1
+            before |= {*ranks}
+        try:
+            code = launcher.wait(300)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            return kills, f"hangs: {(home / 'said-0').read_text()[-800:]}"
+        if code:
+            return kills, f"exit code {code}: {(home / 'said-0').read_text()[-800:]}"
+        found = result(home / "out")
+        wrong = sorted(k for k in {*found, *whole} if found.get(k) != whole.get(k))
+        left = [str(path) for path in leftovers(home)]
+        return kills, f"other {', '.join(wrong)}; left {left}" if wrong or left else ""
+
+
+def _workers(launcher: subprocess.Popen[Any]) -> list[int]:
+    """Processes that a launcher has started."""
+    found: list[int] = []
+    for path in Path(f"/proc/{launcher.pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
+    return sorted(found)
+
 
 @contextmanager
 def bench() -> Iterator[Bench]:
@@ -355,29 +422,32 @@ def bench() -> Iterator[Bench]:
         yield Bench(Path(place))
 
 
-def main(words: list[str]) -> int:
-    """Run the cases that a file does not have yet, and count."""
-    count, path = int(words[0]), Path(words[1]) if len(words) > 1 else None
+def run(numbers: Iterable[int], path: Path, way: str = "") -> int:
+    """Run the cases that a file does not have yet, and count all that it has then.
+
+    Args:
+        numbers: of the cases.
+        path: the file of results.
+        way: restarts, few or nothing.
+    """
     rows = []
-    if path is not None and path.exists():
+    if path.exists():
         for line in path.read_text().splitlines():
             with suppress(ValueError):  # the last one of a bench that was killed itself
                 rows.append(json.loads(line))
     done = {row["number"] for row in rows}
-    with bench() as ours:
-        for number in range(count):
-            if number in done:
-                continue
-            case, begun = Case.of(number), time.monotonic()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with bench() as ours, open(path, "a") as file:
+        for number in sorted({*numbers} - done):
+            case, begun = Case.of(number, way == "few"), time.monotonic()
             home = ours.home / f"case-{number}"
             home.mkdir()
-            kills, fault = ours.kill(case, home)
+            kills, fault = (ours.restart if way == "restarts" else ours.kill)(case, home)
+            told = {**asdict(case), **({"kind": way} if way == "restarts" else {})}
             took = round(time.monotonic() - begun, 2)
-            rows.append({**asdict(case), "kills": kills, "fault": fault, "seconds": took})
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+            rows.append({**told, "kills": kills, "fault": fault, "seconds": took})
+            file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
             if fault:
                 print(json.dumps(rows[-1]), flush=True)
             shutil.rmtree(home)
@@ -393,4 +463,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(range(int(sys.argv[1])), Path(sys.argv[2]), *sys.argv[3:]))

@@ -1,6 +1,7 @@
 """Train and answer files by a real Slurm of two nodes, through kills and requeues.
 
-    python bench/slurm.py
+    python bench/slurm.py                   all
+    python bench/slurm.py steps requeued    some of: steps, requeued, late, array
 
 Slurm (Debian's slurmctld, slurmd, slurm-client and munge) runs under a temporary folder, in
 namespaces of its own, so that it needs no configuration, opens no port and leaves no process; that
@@ -74,7 +75,16 @@ def reason() -> str:
 
 def namespaces() -> list[str]:
     """Words before a command that give it processes, mounts, a name and a network of its own."""
-    return ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]
 
 
 def ask(*words: str) -> str:
@@ -146,7 +156,12 @@ def state(job: str) -> str:
 
 def at_once(job: str) -> None:
     """Let a job that goes back into the queue start again without the two minutes of waiting."""
-    wait_until(lambda: "PENDING" in state(job), f"{job} in the queue again")
+
+    def back() -> bool:
+        told = ask("scontrol", "show", "job", job)
+        return "Restarts=0" not in told and "JobState=PENDING" in told
+
+    wait_until(back, f"{job} in the queue again")
     ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
@@ -200,7 +215,8 @@ class Trials:
         self.tell("srun --nodes=2 --ntasks=2: the bits of two processes on one host", well)
         if not well:
             print(done.stderr[-3000:])
-        running = subprocess.Popen([*srun, *self.train("killed")], stderr=subprocess.PIPE, text=True)
+        again = [*srun, *self.train("killed")]
+        running = subprocess.Popen(again, stderr=subprocess.PIPE, text=True)
         wait_until(lambda: newest(self.home / "killed") >= 20, "a step to be killed at")
         (task,) = (pid for pid in processes(f"out={self.home}/killed", "SLURM_PROCID=1"))
         os.kill(task, 9)
@@ -208,7 +224,7 @@ class Trials:
         lost = [line for line in told.splitlines() if " ends: " in line]
         took = time.monotonic() - begun
         self.tell(f"a killed task ends the step in {took:.1f} s: {lost}", running.returncode != 0)
-        done = subprocess.run([*srun, *self.train("killed")], capture_output=True, text=True)
+        done = subprocess.run(again, capture_output=True, text=True)
         self.tell("the same command goes on to the same bits", self.same("killed"))
 
     def requeued(self) -> None:
@@ -221,7 +237,10 @@ class Trials:
         well = self.ends(job, "requeued.sh")
         told = ask("scontrol", "show", "job", job)
         again = "Restarts=1" in told and len(rows(self.home / "requeued")) == 300
-        self.tell("sbatch --requeue, requeued once: the same bits", well and again and self.same("requeued"))
+        self.tell(
+            "sbatch --requeue, requeued once: the same bits",
+            well and again and self.same("requeued"),
+        )
 
     def late(self) -> None:
         """A job that comes near its limit of time saves, puts itself back, and goes on."""
@@ -253,9 +272,7 @@ class Trials:
         job = self.script("array.sh", text)
         share = {f"{name}.txt" for name in sorted(map(str, range(200)))}
         wait_until(lambda: len(answers(self.home / "many")) >= 5, "some answers")
-        task = next(
-            f"{job}_{n}" for n in range(4) if "RUNNING" in state(f"{job}_{n}")
-        )
+        task = next(f"{job}_{n}" for n in range(4) if "RUNNING" in state(f"{job}_{n}"))
         ask("scontrol", "requeue", task)
         before = len(answers(self.home / "many"))
         at_once(task)
@@ -263,7 +280,9 @@ class Trials:
         told = ask("scontrol", "show", "job", task)
         same = answers(self.home / "many") == answers(self.home / "one")
         well = well and same and {*answers(self.home / "one")} == share and "Restarts=1" in told
-        self.tell(f"200 files by an array of 4, {task} requeued after {before}: the same bytes", well)
+        self.tell(
+            f"200 files by an array of 4, {task} requeued after {before}: the same bytes", well
+        )
 
 
 def processes(word: str, variable: str) -> list[int]:
@@ -289,23 +308,23 @@ def answers(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.glob("[!.]*")}
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
     """Set Slurm up, and show everything."""
     if INSIDE not in os.environ:
         if why := reason():
             print(f"skipped: {why}")
             return 0
         with tempfile.TemporaryDirectory(prefix="slurm-") as home:
-            words = [*namespaces(), sys.executable, __file__]
+            words = [*namespaces(), sys.executable, __file__, *names]
             return subprocess.run(words, env={**os.environ, INSIDE: home}).returncode
     home = Path(os.environ.pop(INSIDE))
     start_slurm(home)
     print(ask("sinfo", "--version"), "with", nodes().replace(" ", " and "), "nodes", flush=True)
     trials = Trials(home)
-    for trial in (trials.steps, trials.requeued, trials.late, trials.array):
-        trial()
+    for name in names or ("steps", "requeued", "late", "array"):
+        getattr(trials, name)()
     return int(trials.failed > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,16 @@ import numpy as np
 import torch
 
 from regard.errors import UsageError
-from regard.files import alone, cache_folder, delete, refuse, replacing, sha256, write_atomically
+from regard.files import (
+    alone,
+    cache_folder,
+    delete,
+    refuse,
+    replacing,
+    sha256,
+    sweep,
+    write_atomically,
+)
 
 _FORMAT = 2  # of the note, which has the hash of each file, and of itself
 _NOTE = "store.json"  # written last: a folder without it holds no store
@@ -449,6 +458,7 @@ def _write_note(folder: Path, names: Iterable[str], values: dict[str, Any]) -> N
 @contextmanager
 def _intact(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the note of a store, every byte of which is as it was written."""
+    sweep(folder)  # of those who built it at once, some may have been killed
     try:
         note = json.loads((folder / _NOTE).read_bytes())
         if note["format"] != _FORMAT or note.pop("sha256") != store_key(note):

@@ -222,6 +222,14 @@ def test_truncated_ids_and_wild_offsets_are_refused(tmp_path):
         Store.open(tmp_path)
 
 
+def test_opening_a_store_sweeps_what_a_killed_builder_left(tmp_path):
+    """Of several ranks that built it at once, one was killed and another finished."""
+    build_store(tmp_path, [([1],)])
+    (tmp_path / ".0.ids.npy.9-abc.tmp").write_bytes(b"half")
+    assert Store.open(tmp_path)[0][0].tolist() == [1]
+    assert not [*tmp_path.glob(".*")]
+
+
 @pytest.mark.parametrize("kind", ["store", "table"])
 def test_whatever_bit_is_flipped_the_rows_are_those_of_the_data(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))

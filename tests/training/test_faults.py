@@ -1,7 +1,9 @@
 """A training of several processes ends, goes on or is named as lost as a whole."""
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,9 @@ import pytest
 from regard.files import sha256
 from regard.training.launch import adopt_slurm
 from tests.training.test_distributed import ROOT, free_port
+
+sys.path.insert(0, str(ROOT / "bench"))
+hosts = importlib.import_module("hosts")
 
 STEPS = 100
 SETTINGS = {"width": 16, "heads": 2, "depth": 1, "ffn_width": 32, "batch_tokens": 64, "threads": 1}
@@ -200,3 +205,65 @@ def test_a_script_of_sbatch_is_no_task(monkeypatch):
     monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
     adopt_slurm()
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_a_group_that_was_stopped_as_a_whole_goes_on(play, whole, tmp_path):
+    """As by `scontrol suspend` or Ctrl-Z: each ended, since all others had been silent."""
+    out = tmp_path / "out"
+    process = begin([], words(play, out, processes=2, timeout=1.5))
+    pids = wait_for_step(out, 3)
+    for number, pause in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
+        for pid in pids.values():
+            os.kill(pid, number)
+        time.sleep(pause)
+    told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert sha256(out / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+@pytest.mark.skipif(bool(why := hosts.reason()), reason=why or "there can be hosts here")
+def test_a_host_that_is_cut_off_is_named_by_both_and_two_hosts_give_the_bits_of_one(
+    play, whole, tmp_path
+):
+    out = tmp_path / "out"
+    with hosts.hosts() as made:
+        assert max(hosts.cut_off(made, words(play, out), out, 3)) < 33
+        assert hosts.trained(made, words(play, out), out) == sha256(whole / "model.safetensors")
+
+
+def test_a_signal_to_one_process_stops_and_saves_all(play, tmp_path):
+    """As when one pod of a Job is evicted."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    out = tmp_path / "out"
+    ranks = [begin([], words(play, out, steps=9999), **env, RANK=str(rank)) for rank in range(2)]
+    wait_for_step(out, 2)
+    ranks[1].send_signal(signal.SIGTERM)
+    told = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [143, 143], told
+    assert "stopped and saved at step" in told[0][0] and any((out / "checkpoints").glob("step-*"))
+
+
+def test_hosts_that_share_no_folder_are_refused_when_they_resume(play, whole, tmp_path):
+    """Rank 1 began anew beside a rank 0 that went on, and their gradients were added up."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    outs = shutil.copytree(whole, tmp_path / "0"), tmp_path / "1"
+    ranks = [
+        begin([], words(play, out, steps=STEPS), **env, RANK=str(rank), LOCAL_WORLD_SIZE="2")
+        for rank, out in enumerate(outs)
+    ]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert ranks[1].returncode == 2 and ranks[0].returncode, told
+    assert "rank 1 finds step 0 here, rank 0 step 100; give an out= that all" in told[1]
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_groups_that_are_killed_anywhere_come_to_the_same_bits(share, tmp_path):
+    """Thirty cases each: 6 tasks, ddp and fsdp, 1 to 4 ranks, inside saves, restarts, stores."""
+    path = tmp_path / "rows"
+    cases = f"range({share}, 60, 2), pathlib.Path({str(path)!r}), 'few'"
+    code = f"import sys, pathlib, kill_groups as k; sys.exit(k.run({cases}))"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 30 and sum(row["kills"] for row in rows) >= 30
