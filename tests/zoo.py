@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from regard.data.pairs import Pair, PairReader
 from tests.tones import RATE, sound_folders, spoken
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "ffn_width": 32, "threads": 1}
@@ -33,6 +34,15 @@ def turned(folder: Path) -> None:
 
 COLOURS = ["red", "green", "blue"]
 OTHERS = ["a", "dog", "cat", "the", "house", "tree", "runs", "sits", "under", "big", "small"]
+
+
+def read_pairs(path: str | Path, *, notes: list[str] | None = None, **settings: Any) -> list[Pair]:
+    """All pairs of a table or of two aligned files, as a PairReader with these settings."""
+    reader = PairReader(path, **settings)
+    pairs = list(reader)
+    if notes is not None:
+        notes.extend(reader.notes)
+    return pairs
 
 
 def colour_rows(count: int, seed: int) -> list[tuple[str, str]]:

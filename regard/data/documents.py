@@ -523,14 +523,17 @@ def tokenise_texts(
     *,
     template: str = "plain",
     context: int = 1024,
+    joined: bool = False,
 ) -> TokenisedTexts:
     """Tokenise parts into stores, unless they are; documents get their begin and end.
 
-    Conversations are written by a template, each answer within a context.
+    Conversations are written by a template, each answer within a context; other documents may be
+    `joined` to one running text.
     """
+    running = texts.running or joined
 
     def rows(part: str, some: range) -> Iterator[Row]:
-        if texts.running:
+        if running:
             for text in texts.parts[part][some.start : some.stop]:
                 for ids in encode_running(tokenizer, text):
                     yield [ids]
@@ -551,9 +554,9 @@ def tokenise_texts(
             store = tokenised_parts([partial(answers, part, some) for some in cut], *key)
             columns[part], learnt[part] = store[0], store[1].ids
             continue
-        key = sha, tokenizer.sha, part, "language"
+        key = sha, tokenizer.sha, part, "joined" if joined else "language"
         column = tokenised_parts([partial(rows, part, some) for some in cut], *key)[0]
         ends = np.array([0, len(column.ids)])
-        columns[part] = Column(column.ids, ends) if texts.running else column
+        columns[part] = Column(column.ids, ends) if running else column
     sizes = {part: count_bytes(texts, part) for part in parts}
-    return TokenisedTexts(columns, sizes, texts.running, learnt)
+    return TokenisedTexts(columns, sizes, running, learnt)

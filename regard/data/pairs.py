@@ -182,15 +182,6 @@ class PairReader:
         self.notes += table.notes
 
 
-def read_pairs(path: str | Path, *, notes: list[str] | None = None, **settings: Any) -> list[Pair]:
-    """Read all pairs of a table or of two aligned files, as a PairReader with these settings."""
-    reader = PairReader(path, **settings)
-    pairs = list(reader)
-    if notes is not None:
-        notes.extend(reader.notes)
-    return pairs
-
-
 # The files of each part
 
 _ENDS = ".tsv, .csv, .jsonl or .parquet"

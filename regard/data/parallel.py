@@ -103,7 +103,8 @@ class PairBatches:
         nothing = f"every pair is longer than max_length={longest} pieces; raise it"
         self.store = tokenised_parts(parts, "pairs", corpus.sha, *shas, longest, nothing=nothing)
         self.left_out = len(self.pairs) - len(self.store)
-        self.plan = IndexBatches([self.store.lengths(i) + 1 for i in (0, 1)], tokens, seed)
+        lengths = [(self.store.lengths(i) + 1).astype(np.int32) for i in (0, 1)]
+        self.plan = IndexBatches(lengths, tokens, seed)
         self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]
 
     def _rows(self, some: range) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from regard.data import documents, store, text_rows
 from regard.data.batches import IndexBatches
-from regard.data.documents import blocks, load_texts, read_whole, tokenise_texts
+from regard.data.documents import Texts, blocks, load_texts, read_whole, tokenise_texts
 from regard.data.pairs import Corpus, Pair, load_pairs
 from regard.data.parallel import PairBatches
 from regard.data.split import hash_text
@@ -349,6 +349,15 @@ def test_a_build_that_is_really_killed_leaves_no_process_and_goes_on(
             return
         time.sleep(0.05)
     raise AssertionError("a worker has outlived its build")
+
+
+def test_documents_that_are_joined_are_not_taken_for_others_of_the_same_letters(own_cache):
+    made = tokenizer()
+    for rows in (["line 1", "2 of"], ["line", " 12 of"]):
+        texts = Texts({"valid": rows}, running=False)
+        column = tokenise_texts(texts, made, ("valid",), joined=True).columns["valid"]
+        assert column.ids.tolist() == [i for row in rows for i in made.encode_parts([row])[0]]
+        assert len(column) == 1
 
 
 # Memory

@@ -20,9 +20,10 @@ from regard.data.labelled import (
     load_labelled,
 )
 from regard.data.lines import LONGEST_LINE
-from regard.data.pairs import load_pairs, read_pairs
+from regard.data.pairs import load_pairs
 from regard.data.table import Table
 from regard.errors import UsageError
+from tests.zoo import read_pairs
 
 ROWS = [
     ("I like it, very much", "good"),

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from regard.cli import main
 from regard.data import lines as lines_module
 from regard.data.lines import LONGEST_LINE, read_lines, read_stream, scan_lines
-from regard.data.pairs import Pair, PairReader, find_parts, load_pairs, read_pairs
+from regard.data.pairs import Pair, PairReader, find_parts, load_pairs
 from regard.data.sentences import join_sentences, split_sentences
 from regard.errors import UsageError
+from tests.zoo import read_pairs
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -146,7 +147,7 @@ def test_an_open_stream_is_read_and_named() -> None:
 
 
 def test_a_pipe_is_read_once_from_front_to_back() -> None:
-    code = "from regard.data.pairs import *; print(len(read_pairs('/dev/stdin')))"
+    code = "from regard.data.pairs import *; print(len(list(PairReader('/dev/stdin'))))"
     done = subprocess.run([sys.executable, "-c", code], input=b"a\tb\n" * 3, capture_output=True)
     assert done.stdout == b"3\n", done.stderr
 

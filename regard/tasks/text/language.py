@@ -202,10 +202,15 @@ def load_codec(folder: Path, model: Model, config: dict[str, Any]) -> LanguageCo
 
 def tokenised_part(codec: LanguageCodec, texts: Texts, part: str, context: int) -> TokenisedTexts:
     """Tokens of a part, as one running text for a model that was trained on such."""
-    template = codec.template or "plain"
-    running = texts.running or (codec.running and not texts.talks(part))
-    texts = Texts({"valid": texts[part]}, running)
-    return tokenise_texts(texts, codec.tokenizer, ("valid",), template=template, context=context)
+    given = Texts({"valid": texts[part]}, texts.running)
+    return tokenise_texts(
+        given,
+        codec.tokenizer,
+        ("valid",),
+        template=codec.template or "plain",
+        context=context,
+        joined=codec.running and not (texts.running or texts.talks(part)),
+    )
 
 
 class LossJudge(Judge[Texts, LanguageEval, Losses]):
