@@ -2,12 +2,12 @@
 
     python bench/media.py [--quick] [--home FOLDER] [--count N] [STAGE ...]
 
-Stages: make writes 1,000,000 PNGs of 8 x 8 pixels (--quick: 20,000) in ten classes, and the same files as
-tars; index starts on both for the first time, which opens every file; measure starts again (each in
-a process of its own, all files unchanged) and prints the seconds until the first batch is there,
-the anonymous memory a file (what remains, and the peak on the way), and how fast batches are read
-from files (not from what is kept decoded), in turn, and whether they are the same bits; workers
-trains on JPEGs whose decoding is about a third of a step, with and without a worker, in turn. clean
+make writes 1,000,000 PNGs of 8 x 8 pixels (--quick: 20,000) in ten classes, and the same as tars;
+index starts on both for the first time, which opens every file; measure starts again (each in a
+process of its own, all files unchanged) and prints the seconds until the first batch is there, the
+anonymous memory a file (what remains, and the peak on the way), and how fast batches are read from
+files (not from what is kept decoded), in turn, and whether they are the same bits; workers trains
+on JPEGs whose decoding is about a third of a step, with and without a worker, in turn. clean
 removes all. Without a stage, all are done in this order. Times mean something on a quiet machine.
 """
 
