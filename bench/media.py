@@ -1,13 +1,13 @@
 """A million tiny images: from a folder and from tars, a second start, memory, and workers.
 
-    python bench/media.py [--quick] [--home FOLDER] [make|index|measure|workers|clean ...]
+    python bench/media.py [--quick] [--home FOLDER] [--count N] [STAGE ...]
 
-make writes 1,000,000 PNGs of 8 x 8 pixels (--quick: 20,000) in ten classes, and the same files as
-tars; index starts on both for the first time, which opens every file; measure starts again (each in
-a process of its own, all files unchanged) and prints the seconds until the first batch is there,
-the anonymous memory a file (what remains, and the peak on the way), and how fast batches are read
-from files (not from what is kept decoded), in turn, and whether they are the same bits; workers
-trains on JPEGs whose decoding is about a third of a step, with and without a worker, in turn. clean
+make writes 1,000,000 PNGs of 8 x 8 pixels (--quick: 20,000) in ten classes, and the same as tars;
+index starts on both for the first time, which opens every file; measure starts again (each in a
+process of its own, all files unchanged) and prints the seconds until the first batch is there, the
+anonymous memory a file (what remains, and the peak on the way), and how fast batches are read from
+files (not from what is kept decoded), in turn, and whether they are the same bits; workers trains
+on JPEGs whose decoding is about a third of a step, with and without a worker, in turn. clean
 removes all. Without a stage, all are done in this order. Times mean something on a quiet machine.
 """
 
@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", default=STAGES)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()) / "regard-media")
+    parser.add_argument("--count", type=int, help="how many images, if others than a million")
     parser.add_argument("--start")
     given = parser.parse_args()
     home = given.home
@@ -220,7 +221,7 @@ def main() -> None:
     quick = given.quick
     for stage in given.stages:
         if stage == "make":
-            make(home, 20_000 if quick else 1_000_000)
+            make(home, given.count or (20_000 if quick else 1_000_000))
         elif stage == "index":
             for name in ("folder", "tars"):
                 one = apart(home, name)

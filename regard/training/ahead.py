@@ -82,7 +82,7 @@ def ahead(task: "Trainable", workers: int, numbers: Iterable[int]) -> Iterator["
     )
     with warnings.catch_warnings():  # of threads and forks: see above
         warnings.simplefilter("ignore", DeprecationWarning)
-        made = iter(loader)
+        made: Any = iter(loader)
     try:
         yield _Ahead(task, made)  # type: ignore[misc]
     except RuntimeError as error:
@@ -93,4 +93,4 @@ def ahead(task: "Trainable", workers: int, numbers: Iterable[int]) -> Iterator["
             "was too little memory, go on by the same command with workers=0"
         ) from None
     finally:
-        del made
+        made._shutdown_workers()  # at once: whoever keeps an error keeps the loader

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +64,16 @@ class Faulty:
         return n
 
 
-def test_a_mistake_in_a_worker_is_the_same_line():
+def test_a_mistake_in_a_worker_is_the_same_line_and_ends_them_all():
+    before = set(active_children())
     with (
         pytest.raises(UsageError, match=r"^x\.png: broken; copy it again$"),
         ahead(Faulty(), 2, range(4)) as fed,  # type: ignore[arg-type]
     ):
         assert [fed.batch(n) for n in range(2)] == [0, 1]
+        assert len(set(active_children()) - before) == 2
         fed.batch(2)
+    assert not set(active_children()) - before
 
 
 def test_a_worker_that_was_killed_is_one_line():
