@@ -12,6 +12,7 @@ import regard
 from regard.cli import main
 from regard.costs.accelerators import (
     GATHERS,
+    JUDGED,
     KINDS,
     Load,
     Setup,
@@ -51,7 +52,8 @@ def errors(source: str | None = None, fitted_to: bool = False) -> list[float]:
     """Return by which factor forecasts are off."""
     told = []
     for row in measurements():
-        if row.is_fitted == fitted_to and source in (None, row.source):
+        chosen = row.source not in JUDGED if source is None else row.source == source
+        if chosen and row.is_fitted == fitted_to:
             ratio = seconds(row.work, row.setup, fitted())["step"] / row.step_seconds
             told.append(exp(abs(log(ratio))))
     return told
