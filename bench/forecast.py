@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,18 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from regard.costs import accelerators  # noqa: E402
-from regard.costs.accelerators import Load, Measured, fitted, measurements, seconds  # noqa: E402
+from regard.costs.accelerators import (  # noqa: E402
+    JUDGED,
+    Load,
+    Measured,
+    fitted,
+    measurements,
+    seconds,
+)
 from regard.costs.forecast import loads, shards  # noqa: E402
 from regard.costs.model import Reading, build, named  # noqa: E402
 
 COSTS = Path(accelerators.__file__).parent
-JUDGED_ONLY = ("arXiv:2302.13971", "meta-llama/llama", "arXiv:1706.03762")
 
 # width, heads, depth; vocabulary 50368 and learned positions (llm-foundry's yamls/pretrain)
 MPT = {
@@ -82,10 +87,10 @@ def configured(name: str, length: int) -> tuple[str, Any]:
 
 
 @cache
-def counted(name: str, length: int) -> tuple[Load, Load]:
-    """What one sequence asks of a device, and what recomputing adds."""
+def counted(name: str, length: int, batch: int) -> tuple[Load, Load]:
+    """What a batch asks of a device, and what recomputing adds."""
     kind, config = configured(name, length)
-    return loads(build(kind, config), Reading(name, config, 1, {"length": length})())[:2]
+    return loads(build(kind, config), Reading(name, config, batch, {"length": length})())[:2]
 
 
 @cache
@@ -103,10 +108,10 @@ def recount(path: Path) -> None:
     rows = list(csv.DictReader(lines[len(notes) :], delimiter="\t"))
     for row in rows:
         name, length, batch = row["model"], int(row["length"]), int(row["batch"])
-        one, again = counted(name, length)
+        one, again = counted(name, length, batch)
         for prefix, load in (("", one), ("again_", again)):
-            for key, value in load._asdict().items():  # calls do not grow with the batch
-                row[prefix + key] = f"{value if key == 'calls' else value * batch:.6g}"
+            for key, value in load._asdict().items():
+                row[prefix + key] = f"{value:.6g}"
         devices, near = int(row["devices"]), int(row["per_host"])
         spread = min(devices, near) if row["parallel"] == "hsdp" else devices
         parts = sharded(name, length, row["parallel"], spread)
@@ -116,27 +121,22 @@ def recount(path: Path) -> None:
     path.write_text("\n".join(text) + "\n")
 
 
-def is_fitted_to(row: Measured) -> bool:
-    """Whether the constants may see a row: half of them, by a hash of what was trained."""
-    told = "|".join(map(str, (row.source, row.model, row.length, row.batch, *row.setup)))
-    return row.source not in JUDGED_ONLY and sha256(told.encode()).digest()[0] % 2 == 0
-
-
 def ratio(row: Measured, constants: dict[str, float]) -> float:
     """Forecast over truth."""
     return seconds(row.work, row.setup, constants)["step"] / row.step_seconds
 
 
-# constant -> where the search begins
+# constant -> where the search begins; none is more than a share of a rate may be, which is 1, and
+# operations cannot be fused so far that a third of their traffic is not left
 START = {
     "products_ampere": 0.75,
     "products_hopper": 0.6,
     "attention_ampere": 0.6,
     "attention_hopper": 0.5,
-    "traffic": 0.5,
-    "compiled": 0.7,
+    "traffic": 1.2,
+    "compiled": 0.8,
     "float8": 0.6,
-    "call": 5e-6,
+    "link": 0.6,
     "wire": 0.6,
     "exposed": 0.2,
 }
@@ -160,6 +160,9 @@ def fit(rows: list[Measured]) -> dict[str, float]:
         for name in START:
             for way in (step, -step):
                 tried = best | {name: best[name] * exp(way)}
+                shares = [v for k, v in tried.items() if k not in ("traffic", "compiled")]
+                if max(shares) > 1 or tried["compiled"] < tried["traffic"] / 3:
+                    continue
                 told = loss(tried)
                 if told < least:
                     best, least = tried, told
@@ -184,12 +187,13 @@ def show(rows: list[Measured], constants: dict[str, float]) -> None:
     """Print every row with its forecast."""
     for row in rows:
         told, s = seconds(row.work, row.setup, constants), row.setup
-        part = {True: "fit", False: "judge"}[is_fitted_to(row)]
+        part = {True: "fit", False: "judge"}[row.is_fitted]
         spent = " ".join(f"{v:.3g}" for k, v in told.items() if k != "step")
+        truth, close = row.step_seconds, ratio(row, constants)
         print(
             f"{part:5} {row.source[:22]:22} {row.model:15} {row.length:6} {s.kind:9} {s.devices:4}"
             f" {s.dtype:8} {s.parallel[:5]:5} {row.batch:3}x{s.accumulate:<2} {s.recompute:3g}"
-            f" {row.step_seconds:9.4g} s, forecast {told['step']:9.4g} s  {ratio(row, constants):.3f}"
+            f" {truth:9.4g} s, forecast {told['step']:9.4g} s  {close:.3f}"
             f"  ({spent})"
         )
 
@@ -206,17 +210,17 @@ def main() -> None:
         recount(COSTS / "measured.tsv")
     rows = measurements()
     if options.fit:
-        constants = fit([row for row in rows if is_fitted_to(row)])
+        constants = fit([row for row in rows if row.is_fitted])
         (COSTS / "fitted.json").write_text(json.dumps(constants, indent=2) + "\n")
     else:
         constants = fitted()
     show(rows, constants)
     print(json.dumps(constants, indent=2))
     groups: dict[str, Callable[[Measured], bool]] = {
-        "fitted half": is_fitted_to,
-        "judging half": lambda row: not is_fitted_to(row) and row.source not in JUDGED_ONLY,
+        "fitted half": lambda row: row.is_fitted,
+        "judging half": lambda row: not row.is_fitted and row.source not in JUDGED,
     }
-    for source in JUDGED_ONLY:
+    for source in JUDGED:
         groups[source] = lambda row, source=source: row.source == source
     for name, chosen in groups.items():
         quantiles(name, [ratio(row, constants) for row in rows if chosen(row)])

@@ -226,6 +226,7 @@ TABLE = (
         (
             "regard cost vit_b16 image=384 batch=8",
             "regard cost gpt size=base length=1024 model.position=rotary",
+            "regard cost llama batch=4 kind=h100 devices=64 parallel=fsdp tokens=1e12",
         ),
         settings="regard.costs.report:CostSettings",
         names="regard.api:list_models",

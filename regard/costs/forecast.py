@@ -1,10 +1,10 @@
-"""What a training on accelerators takes: time, memory and traffic, without any of them at hand."""
+"""What a training on accelerators takes: time, memory and traffic, forecast without any of them."""
 
 import copy
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 from unittest.mock import patch
 
@@ -12,10 +12,163 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.costs.accelerators import Load, Setup, Work
+from regard.costs.accelerators import (
+    KINDS,
+    SIZES,
+    Load,
+    Measured,
+    Setup,
+    Work,
+    fitted,
+    measurements,
+    seconds,
+    traffic,
+)
 from regard.costs.count import Counted, count, pretend, storage, tensors
 from regard.errors import UsageError
+from regard.metrics.results import Named
+from regard.settings import setting
 from regard.training.sharding import layers_of, local, shard
+
+FLOAT = 4  # bytes of a number
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """A training on accelerators, to forecast."""
+
+    kind: str | None = setting(
+        None, "forecast a training on accelerators of this kind", choices=KINDS
+    )
+    devices: int = setting(1, "accelerators", min=1, max=2**16)
+    per_host: int = setting(8, "accelerators of a host", min=1, max=1024)
+    parallel: str = setting(
+        "ddp",
+        "what accelerators share: batches (ddp), weights too (fsdp), or those within a host (hsdp)",
+        choices=("ddp", "fsdp", "hsdp"),
+    )
+    batches: int | None = setting(
+        None, "batches of a step, over all accelerators; one each unless given", min=1, max=2**20
+    )
+    dtype: str | None = setting(
+        None,
+        "data type; bfloat16 unless given, where the accelerator has it",
+        choices=("float32", "bfloat16"),
+    )
+    compile: bool = setting(False, "compile the model with torch.compile")
+    recompute: bool = setting(False, "compute layers again in the backward pass, to save memory")
+    ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
+    steps: int | None = setting(None, "steps of the training", min=1, max=2**40)
+    tokens: float | None = setting(
+        None, "or its tokens; of pairs, those of one side", min=1, max=1e18
+    )
+
+    def setup(self) -> Setup | None:
+        """Devices and how they share a training, if one is asked for."""
+        if self.kind is None:
+            for each in fields(TrainingSettings):  # they would say nothing
+                if getattr(self, each.name) != each.default:
+                    raise UsageError(
+                        f"{each.name}={getattr(self, each.name)} is of a training on accelerators; "
+                        f"add kind=, one of {', '.join(KINDS)}"
+                    )
+            return None
+        if self.steps and self.tokens:
+            raise UsageError(
+                f"steps={self.steps} and tokens={self.tokens:g} both say how long; keep one"
+            )
+        batches, kind = self.batches or self.devices, KINDS[self.kind]
+        if batches % self.devices:
+            fits = -(-batches // self.devices) * self.devices
+            raise UsageError(
+                f"batches={batches} is no multiple of devices={self.devices}; choose {fits}"
+            )
+        dtype = self.dtype or ("bfloat16" if "bfloat16" in kind.rates else "float32")
+        if dtype not in kind.rates:
+            raise UsageError(f"dtype={dtype}: {self.kind} computes in {', '.join(kind.rates)}")
+        share = (dtype, self.parallel, batches // self.devices, self.recompute, self.compile)
+        return Setup(self.kind, self.devices, self.per_host, *share)
+
+
+@dataclass(frozen=True)
+class Forecast(Named):
+    """What a training would take on accelerators, as public measurements have it."""
+
+    setup: Setup
+    step_seconds: float
+    spent: dict[str, float]  # seconds of a step by what takes them; a part of them is at once
+    memory: dict[str, int]  # bytes of a device by what they hold
+    capacity: int
+    from_host: int  # bytes that a device receives in a step
+    from_network: int
+    steps: int | None
+    step_tokens: int | None
+    nearest: str  # what was measured that is most like it
+    nearest_ratio: float  # and its forecast over the truth
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the time of all steps."""
+        return self.steps and self.steps * self.step_seconds
+
+    @property
+    def bound(self) -> str:
+        """Return what a step waits for most, or that there is no room for it."""
+        if sum(self.memory.values()) > self.capacity:
+            return "does not fit"
+        return max(self.spent, key=lambda what: self.spent[what])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        more = {"setup": self.setup._asdict(), "seconds": self.seconds, "bound": self.bound}
+        return asdict(self) | more | {"memory_bytes": sum(self.memory.values())}
+
+
+def forecast(
+    model: nn.Module, inputs: tuple[Tensor, ...], setup: Setup, kept: int, options: TrainingSettings
+) -> Forecast:
+    """Forecast a training of a model on the meta device.
+
+    Args:
+        model: the model.
+        inputs: a batch of a device.
+        setup: the devices.
+        kept: bytes that a step keeps of the batch in float32.
+        options: how long it is, and what else takes memory.
+    """
+    batch, again, kept_recomputing = loads(model, inputs)
+    total = held = whole = sum(p.numel() for p in model.parameters())
+    size, spread = SIZES[setup.dtype], min(setup.devices, setup.per_host)
+    # weights cast to a smaller type, and a buffer in which gradients are added up
+    copies = (size < FLOAT) * size * total + (setup.devices > 1) * FLOAT * total
+    if setup.parallel != "ddp":
+        spread = spread if setup.parallel == "hsdp" else setup.devices
+        held, whole, gathered = shards(model, spread)
+        copies = size * gathered + FLOAT * whole
+    work = Work(batch, again, total, held, whole)
+    kept = (kept_recomputing if setup.recompute else kept) * size // FLOAT
+    memory = {"weights": FLOAT * held, "gradients": FLOAT * held, "moments": 2 * FLOAT * held}
+    memory |= {"EMA": FLOAT * held * bool(options.ema), "activations": kept, "copies": copies}
+    spent = seconds(work, setup, fitted())
+    step, moved = spent.pop("step"), traffic(work, setup)
+    tokens = setup.devices * setup.accumulate * inputs[0].numel()
+    if inputs[0].is_floating_point():
+        if options.tokens:
+            raise UsageError(f"tokens={options.tokens:g}: only texts have tokens; give steps=")
+        tokens = None
+
+    def unlike(row: Measured) -> float:
+        pairs = [(row.work.parameters, total), (row.setup.devices, setup.devices)]
+        pairs.append((row.length, inputs[0].shape[-1]))
+        return sum(abs(math.log(a / b)) for a, b in pairs) + 100 * (row.setup.kind != setup.kind)
+
+    steps = math.ceil(options.tokens / tokens) if options.tokens and tokens else options.steps
+    like = min(measurements(), key=unlike)
+    told = seconds(like.work, like.setup, fitted())["step"] / like.step_seconds
+    return Forecast(
+        *(setup, step, spent, memory, int(KINDS[setup.kind].memory), *map(int, moved)),
+        *(steps, tokens, like.title, told),
+    )
 
 
 def _step(model: nn.Module, inputs: tuple[Tensor, ...], backward: bool = True) -> Counted:
@@ -32,9 +185,9 @@ def _step(model: nn.Module, inputs: tuple[Tensor, ...], backward: bool = True) -
 
 def _load(counted: Counted) -> Load:
     products = counted.products
-    elementwise = sum(moved for made, moved in counted.calls if not made)
+    moved = sum(moved for made, moved in counted.calls if not made)
     linear = counted.multiply_adds - products["attention"]
-    return Load(linear, products["attention"], elementwise, len(counted.calls))
+    return Load(linear, products["attention"], moved, len(counted.calls))
 
 
 def loads(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Load, Load, int]:
@@ -89,5 +242,6 @@ def shards(model: nn.Module, devices: int) -> tuple[int, int, int]:
         held = sum(part.numel() for _, part in parts)
     finally:
         dist.destroy_process_group()
-    # the root, the layer at work, and the next one
-    return held, whole, total - whole - sum(sizes) + 2 * max(sizes, default=0)
+    # weights and gradients of the root; of layers, those of one, and the weights of the next
+    root = total - whole - sum(sizes)
+    return held, whole, 2 * root + 3 * max(sizes, default=0)

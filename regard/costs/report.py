@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.costs.count import Counted, count, pretend
+from regard.costs.forecast import FLOAT, Forecast, TrainingSettings, forecast
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
@@ -20,14 +21,13 @@ from regard.modalities import MODALITIES
 from regard.models.folder import on_meta
 from regard.settings import fill, setting
 
-FLOAT = 4  # bytes of a number
 _MOMENTS = 4  # numbers for each weight in training: itself, its gradient and two moments
 _GROWTH_FACTORS = (2, 4)  # larger inputs, by which growth is measured
 
 
 @dataclass(frozen=True)
-class CostSettings:
-    """The size of the model, and that of its input."""
+class CostSettings(TrainingSettings):
+    """The size of the model, that of its input, and a training on accelerators."""
 
     size: str | None = setting(None, "size of a family, such as tiny")
     image: int | None = setting(None, "side of an image in pixels", min=1, max=2**14)
@@ -119,6 +119,7 @@ class Cost(Named):
     running_seconds: float
     training_seconds: float
     growth: list[Larger]
+    forecast: Forecast | None = None
 
     @property
     def training_bytes(self) -> int:
@@ -142,6 +143,7 @@ class Cost(Named):
         record.pop("modules")
         more = {name: getattr(self.attention, name) for name in ("matrices", "entries", "bytes")}
         record["attention"] |= more
+        record["forecast"] = self.forecast and self.forecast.to_dict()
         return record | {"training_bytes": self.training_bytes, "exponents": self.exponents}
 
     def __str__(self) -> str:
@@ -171,7 +173,37 @@ class Cost(Named):
             f"time here       {seconds(self.running_seconds)} running, "
             f"{seconds(self.training_seconds)} a training step, at best ({self.machine})",
         ]
-        return "\n".join([*lines, *self._grown()])
+        return "\n".join([*lines, *self._grown(), *self._forecast()])
+
+    def _forecast(self) -> list[str]:
+        if self.forecast is None:
+            return []
+        told, setup = self.forecast, self.forecast.setup
+        spent = ", ".join(f"{what} {seconds(s)}" for what, s in told.spent.items() if s >= 1e-4)
+        room = ", ".join(f"{what} {binary(n)}" for what, n in told.memory.items() if n)
+        length = f", {told.step_tokens:,} tokens" if told.step_tokens else ""
+        more = "".join(f", {key}" for key in ("recompute", "compile") if getattr(setup, key))
+        lines = [
+            "",
+            f"forecast        {_many(setup.devices, setup.kind, setup.kind)}, {setup.parallel}, "
+            f"{setup.dtype}{more}, {_many(setup.accumulate, 'batch', 'batches')} a step each",
+            f"  step          {seconds(told.step_seconds)}{length}; {spent}",
+            f"  bound by      {told.bound}",
+            f"  memory        {binary(sum(told.memory.values()))} a device of "
+            f"{binary(told.capacity)}: {room}",
+            f"  traffic       {binary(told.from_host)} a device and step within a host, "
+            f"{binary(told.from_network)} between hosts",
+        ]
+        if told.seconds and told.steps:
+            lines.append(
+                f"  training      {seconds(told.seconds)} for {told.steps:,} steps, "
+                f"{told.seconds * setup.devices / 3600:,.0f} device hours"
+            )
+        return [
+            *lines,
+            "  from public measurements; no accelerator was at hand. Most alike: "
+            f"{told.nearest}, whose forecast is {told.nearest_ratio:.2f} of the truth",
+        ]
 
     def _grown(self) -> list[str]:
         if not self.growth:
@@ -206,7 +238,10 @@ def binary(number: float) -> str:
 
 def seconds(number: float) -> str:
     """Write a time in a fitting unit."""
-    return f"{number * 1e3:.3g} ms" if number < 1 else f"{number:.3g} s"
+    for size, unit, least in ((86400, "days", 2), (3600, "h", 1), (1, "s", 1)):
+        if number >= size * least:
+            return f"{number / size:.3g} {unit}"
+    return f"{number * 1e3:.3g} ms"
 
 
 def table(rows: list[list[str]]) -> list[str]:
@@ -299,6 +334,7 @@ def cost_of(model: object, settings: Mapping[str, Any]) -> Cost:
 
 def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Cost:
     """Count what a model on the meta device takes."""
+    setup = options.setup()
     keys = {each.size_key for each in MODALITIES.values()}
     given = {key: getattr(options, key, None) for key in keys}
     read = Reading(name, model.config, options.batch, given)
@@ -307,7 +343,8 @@ def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Co
     roof = machine()
     entries = sum(shape.entries for shape in shapes)
     grown = [Larger(read.show(), read.amount(), run.multiply_adds, entries, step.kept)]
-    grown += [_larger(model, read, times) for times in _GROWTH_FACTORS] if options.growth else []
+    if options.growth and not setup:
+        grown += [_larger(model, read, times) for times in _GROWTH_FACTORS]
     return Cost(
         model=name,
         family=kind,
@@ -324,7 +361,8 @@ def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Co
         machine=roof,
         running_seconds=run.seconds(roof.rate, roof.bandwidth, roof.call),
         training_seconds=step.seconds(roof.rate, roof.bandwidth, roof.call),
-        growth=grown if options.growth else [],
+        growth=grown if grown[1:] else [],
+        forecast=forecast(model, read(), setup, step.kept, options) if setup else None,
     )
 
 
