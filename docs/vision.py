@@ -1,9 +1,10 @@
 """Accuracy of ViT and ResNet by number of images: judges the runs of a comparison, and draws them.
 
     regard compare images data=cifar10 like=vit,resnet share=0.01,0.05,0.2,1.0 ... out=runs/v4
-    python docs/vision.py runs/v4 docs/vision-data.png
+    python docs/vision.py runs/v4 docs/vision-data.png test
 
-Each run is judged on the test part once: what is known stands in test.json beside its results.
+Each run is judged on the test part once: what is known stands in test.json beside its results. With
+`valid` in its place, the accuracy on the validation part is drawn, which training has measured.
 """
 
 import json
@@ -34,26 +35,26 @@ def judged(home: Path) -> list[dict[str, Any]]:
     return [run for run in runs if run["test"] is not None]
 
 
-def main(home: Path, out: Path) -> None:
+def main(home: Path, out: Path, part: str) -> None:
     """Print a table, and draw the curves."""
-    runs = judged(home)
-    lines: dict[str, dict[int, tuple[Interval, Interval]]] = {}
+    known = json.loads((home / "results.json").read_text())["runs"]
+    runs = judged(home) if part == "test" else known
+    lines: dict[str, dict[int, Interval]] = {}
     for like in dict.fromkeys(run["variant"]["like"] for run in runs):
         mine = [run for run in runs if run["variant"]["like"] == like]
         for count in sorted({run["examples"] for run in mine}):
             some = [run for run in mine if run["examples"] == count]
-            valid = interval([run["scores"]["accuracy"] for run in some])
-            test = interval([run["test"] for run in some])
-            lines.setdefault(like, {})[count] = valid, test
-            each = ", ".join(f"{run['test']:.2f}" for run in some)
-            print(f"{like} {count}: test {test.mean:.2f} ± {test.half or 0:.2f} ({each})", end="; ")
-            print(f"validation {valid.mean:.2f} ± {valid.half or 0:.2f}")
+            each = [run["test" if part == "test" else "scores"] for run in some]
+            each = [one if part == "test" else one["accuracy"] for one in each]
+            lines.setdefault(like, {})[count] = found = interval(each)
+            told = ", ".join(f"{one:.2f}" for one in each)
+            print(f"{like} {count}: {part} {found.mean:.2f} ± {found.half or 0:.2f} ({told})")
     counts = sorted({count for line in lines.values() for count in line})
 
     def paint(axes: Any) -> None:
         for like, line in lines.items():
-            means = [test.mean for _, test in line.values()]
-            bars = [test.half or 0.0 for _, test in line.values()]
+            means = [found.mean for found in line.values()]
+            bars = [found.half or 0.0 for found in line.values()]
             label = {"vit": "ViT", "resnet": "ResNet"}[like]
             axes.errorbar(list(line), means, bars, fmt="o-", markersize=4, capsize=3, label=label)
         axes.set_xscale("log")
@@ -61,7 +62,7 @@ def main(home: Path, out: Path) -> None:
         axes.legend(fontsize=8)
 
     notes = [
-        "CIFAR-10, test part. 1,000 steps of 32 images each, 0.3M parameters, flips and crops; the "
+        f"CIFAR-10, {part} part. 1,000 steps of 32 images, 0.3M parameters, flips and crops; the "
         "mean of three seeds with its 95% interval."
     ]
     plot = Plot(paint, "", "training images", "accuracy, %")
@@ -70,4 +71,4 @@ def main(home: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
