@@ -105,11 +105,12 @@ class Case:
         if few:
             task = list(TASKS)[number % len(TASKS)]
             chosen = [task, *FEW[task], KINDS[number // len(TASKS) % len(KINDS)]]
-        _, _, ranks, kind = chosen
+        task, parallel, ranks, kind = chosen
         victim = rng.randrange(ranks)
         if kind == "save" and rng.random() < 0.5:
             victim = 0  # who writes the most
-        return cls(number, *chosen, victim, rng.random(), rng.random() < 0.5)
+        place, told = rng.random(), rng.random() < 0.5
+        return cls(number, task, parallel, ranks, kind, victim, place, told)
 
 
 class Deadly:

@@ -11,6 +11,7 @@ takes root (Linux). Says why where it cannot run. Every result is compared with 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -244,8 +245,8 @@ class Trials:
 
     def late(self) -> None:
         """A job that comes near its limit of time saves, puts itself back, and goes on."""
-        slow = self.train("late", "steps=100000", "save_every=9999", "timeout=60")
-        text = "#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --time=1 --signal=TERM@20\n"
+        slow = [f"steps={10**6}" if word == "steps=300" else word for word in self.train("late")]
+        text = "#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --time=2 --signal=TERM@60\n"
         text += f"[ $SLURM_RESTART_COUNT ] && touch twice && exit\nsrun {' '.join(slow)}\n"
         text += "code=$?\n[ $code -eq 143 ] && scontrol requeue $SLURM_JOB_ID\nexit $code\n"
         job = self.script("late.sh", text)
@@ -253,7 +254,7 @@ class Trials:
         wait_until(lambda: (self.home / "twice").exists(), "the second start of late.sh")
         saved = newest(self.home / "late")
         told = (self.home / "late.sh.said").read_text()
-        self.tell(f"--signal=TERM@20: saved at step {saved}, requeued by its script", saved > 0)
+        self.tell(f"--signal=TERM@60: saved at step {saved}, requeued by its script", saved > 0)
         if "Traceback" in told or not saved:
             print(told[-2000:])
         self.ends(job, "late.sh")
@@ -322,9 +323,17 @@ def main(names: list[str]) -> int:
     print(ask("sinfo", "--version"), "with", nodes().replace(" ", " and "), "nodes", flush=True)
     trials = Trials(home)
     for name in names or ("steps", "requeued", "late", "array"):
-        getattr(trials, name)()
+        try:
+            getattr(trials, name)()
+        except AssertionError as error:
+            said = "".join(
+                f"{path.name}: {path.read_text()[-2000:]}" for path in home.glob("*.said")
+            )
+            trials.tell(f"{name}: {error}\n{said}{ask('scontrol', 'show', 'jobs')}", False)
+            ask("scancel", "--user=root")
     return int(trials.failed > 0)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # takes the daemons away
     sys.exit(main(sys.argv[1:]))

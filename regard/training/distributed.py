@@ -70,7 +70,8 @@ def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
     left = threading.Event()
     store = _meet(timeout)
     own = store.clone()  # type: ignore[attr-defined] # a connection that no other thread waits for
-    threading.Thread(target=_watch, args=(own, timeout, left), daemon=True).start()
+    watcher = threading.Thread(target=_watch, args=(own, timeout, left), daemon=True)
+    watcher.start()
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -86,6 +87,7 @@ def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
         _end(f"lost the connection to another process ({str(error).splitlines()[0][:200]})")
     finally:
         left.set()
+        watcher.join()  # a thread that is in a call of the store when Python ends aborts it
     _SHARED.clear()
     dist.destroy_process_group()
 
@@ -119,7 +121,8 @@ def _watch(store: PrefixStore, timeout: float, left: threading.Event) -> None:
     """End this process if another, or the store, has told nothing for some time."""
     count, pause = world_size(), min(5.0, timeout / 6)
     news: deque[tuple[list[bytes], float]] = deque([([b""] * count, time.monotonic())], 1)
-    threading.Thread(target=_tell, args=(store, pause, left, news), daemon=True).start()
+    teller = threading.Thread(target=_tell, args=(store, pause, left, news), daemon=True)
+    teller.start()
     seen, since, turn = [b""] * count, [time.monotonic()] * count, time.monotonic()
     woken = turn
     while not left.wait(pause):
@@ -134,6 +137,7 @@ def _watch(store: PrefixStore, timeout: float, left: threading.Event) -> None:
                 seen[peer], since[peer] = value, answered
             elif answered - since[peer] > timeout:
                 _end(f"{_PLACES[peer]} has been silent for {timeout:g} s")
+    teller.join(5)  # it may wait for a store that is gone
 
 
 def _tell(store: PrefixStore, pause: float, left: threading.Event, news: deque[Any]) -> None:

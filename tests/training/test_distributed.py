@@ -99,6 +99,15 @@ def test_a_rank_without_a_gradient_counts_as_zero():
     assert model[0][0] < 0.9 and model[2].tolist() == [1.0] * 3
 
 
+def test_no_thread_of_a_group_is_left_when_python_ends():
+    """One that was in a call of the store then aborted a process whose work was done."""
+    told = "import threading; from regard.training.distributed import joined\n"
+    told += (
+        "with joined(timeout=6): print(threading.active_count())\nprint(threading.active_count())"
+    )
+    assert together(["-c", told], []) == ["3\n1", "3\n1"]
+
+
 @pytest.mark.parametrize("most,way", [("none", "shared"), (str(2**20), "both")])
 def test_sums_are_right_with_shared_memory_and_without(most, way):
     """A limit on the size of files lets the room for the gradients be refused."""
