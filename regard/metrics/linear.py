@@ -31,17 +31,16 @@ _RIDGE = (10.0, 100.0, 1000.0)  # penalty of a least-squares classifier of the s
 _SCALES = 2.0 ** np.arange(-4, 5)  # by which decisions become logits
 _SMOOTHING = 0.02  # of labels, so that rows which are all right ask for no endless scale
 _UNSEEN = -30.0  # logit of a label that no row has
-_BOTH = "words and characters"  # that n-grams are of, if not of words alone
+_SPELLED = "words and characters"  # that n-grams are of, if not of words alone
 
 Arrays = dict[str, np.ndarray]
 
 
 class _Candidate(NamedTuple):
-    """A model that may be chosen: the columns that it reads, what makes it, and its name."""
+    """A model that may be chosen: its name, and what makes it."""
 
-    columns: np.ndarray
-    make: Callable[[], Any]
     name: str
+    make: Callable[[], Any]
 
 
 class _Held(NamedTuple):
@@ -106,7 +105,7 @@ def _weigh(
 
 
 def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int, chosen: str = "") -> Arrays:
-    """Fit a linear model to the n-grams of texts: of words, or of words and characters.
+    """Fit a linear model to the n-grams of texts: of words and characters, or of many, words.
 
     Which one is decided on rows that are held out, unless it was `chosen` before.
     """
@@ -114,8 +113,9 @@ def fit_ngrams(texts: Sequence[str], numbers: np.ndarray, labels: int, chosen: s
     if letters > _MAX_READ:
         some = np.linspace(0, len(texts) - 1, len(texts) * _MAX_READ // letters).astype(np.int64)
         texts, numbers = [texts[int(i)] for i in some], numbers[some]
-    spelled = chosen.startswith(_BOTH) if chosen else letters <= _MAX_SPELLED
-    return _fit_sparse(*ngrams(texts, spelled), numbers, labels, chosen)
+    spelled = chosen.startswith(_SPELLED) if chosen else letters <= _MAX_SPELLED
+    read = _SPELLED if spelled else "words"
+    return _fit_sparse(*ngrams(texts, spelled), numbers, labels, chosen, read)
 
 
 def ngram_logits(texts: Sequence[str], tables: Arrays) -> np.ndarray:
@@ -152,7 +152,7 @@ def fit_words(
     windows: Sequence[tuple[str, ...]], numbers: np.ndarray, labels: int, chosen: str = ""
 ) -> Arrays:
     """Fit a linear model to words with their neighbours, by hold-out unless one was `chosen`."""
-    return _fit_sparse(*word_traits(windows), numbers, labels, chosen)
+    return _fit_sparse(*word_traits(windows), numbers, labels, chosen, "words and neighbours")
 
 
 def word_logits(windows: Sequence[tuple[str, ...]], tables: Arrays) -> np.ndarray:
@@ -161,9 +161,18 @@ def word_logits(windows: Sequence[tuple[str, ...]], tables: Arrays) -> np.ndarra
 
 
 def _fit_sparse(
-    rows: np.ndarray, found: np.ndarray, numbers: np.ndarray, labels: int, chosen: str
+    rows: np.ndarray, found: np.ndarray, numbers: np.ndarray, labels: int, chosen: str, read: str
 ) -> Arrays:
-    """Fit a linear model to the keys that rows have."""
+    """Fit a linear model to the keys that rows have, of what is `read` there.
+
+    Args:
+        rows: the row of each key.
+        found: the keys.
+        numbers: the label of each row.
+        labels: how many there are.
+        chosen: which model was chosen before, if one was.
+        read: what keys are of, in words.
+    """
     from scipy.sparse import csr_matrix
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.svm import LinearSVC
@@ -179,22 +188,13 @@ def _fit_sparse(
     keys, idf = keys[kept], np.log((1 + count) / (1 + often[kept])) + 1
     weighted = _weigh(rows[known], new[place][known], keys, idf, count)
     matrix = csr_matrix((weighted.values, (weighted.rows, weighted.columns)), (count, len(keys)))
-    of_words, whole = np.nonzero((keys & 1) == 0)[0], np.arange(len(keys))
-    read = [("words", of_words)]
-    read += [(_BOTH, whole)] if len(of_words) < len(keys) else []
     models = [(f"naive Bayes, alpha={a:g}", partial(MultinomialNB, alpha=a)) for a in _BAYES]
     if chosen or matrix.nnz * labels <= _MAX_COMPARED:
         svm = partial(LinearSVC, random_state=0)
         models += [(f"linear SVM, C={c:g}", partial(svm, C=c)) for c in _SVM]
-    candidates = [
-        _Candidate(some, make, f"{what}, {name}")
-        for what, some in read
-        for name, make in models
-        if len(some)
-    ]
+    candidates = [_Candidate(f"{read}, {name}", make) for name, make in models]
     fitted = _choose(matrix, numbers, labels, candidates, chosen)
-    some = fitted.pop("columns")
-    return {**fitted, "keys": keys[some], "idf": idf[some].astype(np.float32)}
+    return {**fitted, "keys": keys, "idf": idf.astype(np.float32)}
 
 
 def _logits_at_once(
@@ -228,14 +228,12 @@ def fit_vectors(vectors: np.ndarray, numbers: np.ndarray, labels: int, chosen: s
 
     mean, spread = vectors.mean(0), vectors.std(0)
     scale = 1 / (spread + 1e-3 * max(float(spread.mean()), 1e-6))
-    whole = np.arange(vectors.shape[1])
     models = [(f"ridge, alpha={a:g}", partial(RidgeClassifier, alpha=a)) for a in _RIDGE]
     if chosen or vectors.size * labels <= _MAX_PRODUCTS:
         logistic = partial(LogisticRegression, max_iter=100)
         models += [(f"logistic, C={c:g}", partial(logistic, C=c)) for c in _LOGISTIC]
-    candidates = [_Candidate(whole, make, name) for name, make in models]
+    candidates = [_Candidate(*both) for both in models]
     fitted = _choose((vectors - mean) * scale, numbers, labels, candidates, chosen)
-    del fitted["columns"]
     weights = (fitted["weights"] * scale[:, None]).astype(np.float32)
     bias = (fitted["bias"] - mean @ weights).astype(np.float32)
     return {**fitted, "weights": weights, "bias": bias}
@@ -277,10 +275,9 @@ def _choose(
             chosen = _named(candidates[best], held[best].scale)
             chosen += f"; {100 * held[best].accuracy:.1f}% of held-out training rows"
         named = {_named(one, scale): (one, scale) for one in candidates for scale in _SCALES}
-        (columns, make, _), scale = named[chosen.partition(";")[0]]
-        weights, bias = _fitted(make(), matrix[:, columns], numbers, labels)
+        one, scale = named[chosen.partition(";")[0]]
+        weights, bias = _fitted(one.make(), matrix, numbers, labels)
     return {
-        "columns": columns,
         "weights": (scale * weights).astype(np.float32),
         "bias": np.where(bias > _UNSEEN, scale * bias, _UNSEEN).astype(np.float32),
         "chosen": np.frombuffer(chosen.encode(), np.uint8),
@@ -301,14 +298,13 @@ def _held_out(
     turns: range,
 ) -> _Held:
     """Accuracy of a candidate on rows that are held out in turn, and the best scale of logits."""
-    columns, make, _ = candidate
     logits, right = [], []
     for turn in turns:
         rest, some = fold != turn, fold == turn
         if not some.any() or len(np.unique(numbers[rest])) < 2:
             continue
-        weights, bias = _fitted(make(), matrix[rest][:, columns], numbers[rest], labels)
-        logits.append(np.asarray(matrix[some][:, columns] @ weights) + bias)
+        weights, bias = _fitted(candidate.make(), matrix[rest], numbers[rest], labels)
+        logits.append(np.asarray(matrix[some] @ weights) + bias)
         right.append(numbers[some])
     if not logits:
         return _Held(0, 0, 1)
