@@ -24,6 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from apart import machine  # noqa: E402
+
 KINDS = ("jsonl", "parquet", "txt", "pairs")
 _SMALL = ["depth=1", "width=32", "heads=2", "ffn_width=64", "pieces=4000"]
 
@@ -169,6 +172,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="compare with an uninterrupted run")
     parser.add_argument("--home", type=Path, default=Path("/tmp/regard-large"))
     asked = parser.parse_args()
+    print(machine(), flush=True)
     size, rows = (100, 1_000_000) if asked.quick else (asked.mb, asked.rows)
     for kind in asked.kind:
         home = asked.home / kind

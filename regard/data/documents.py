@@ -28,7 +28,7 @@ from regard.data.parts import (
     single_file,
 )
 from regard.data.split import RowSplitter, Split, key_of, shares_and_files
-from regard.data.store import Column, Row, tokenised_parts
+from regard.data.store import Column, StoreRow, tokenised_parts
 from regard.data.table import BadRow, Table, is_folder, is_table, like_header, stem_and_suffix
 from regard.data.text_rows import ReadRow, TextRows, in_batches, portions, read_rows, spread
 from regard.data.tokenizer import Tokenizer
@@ -532,7 +532,7 @@ def tokenise_texts(
     """
     running = texts.running or joined
 
-    def rows(part: str, some: range) -> Iterator[Row]:
+    def rows(part: str, some: range) -> Iterator[StoreRow]:
         if running:
             for text in texts.parts[part][some.start : some.stop]:
                 for ids in encode_running(tokenizer, text):
@@ -542,7 +542,7 @@ def tokenise_texts(
             for ids in tokenizer.encode_batch(batch):
                 yield [[tokenizer.bos, *ids, tokenizer.eos]]
 
-    def answers(part: str, some: range) -> Iterator[Row]:
+    def answers(part: str, some: range) -> Iterator[StoreRow]:
         conversations = texts.parts[part][some.start : some.stop]
         return map(list, encode_documents(conversations, tokenizer, template, context))
 

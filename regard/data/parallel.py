@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.data.batches import IndexBatches, pad
 from regard.data.pairs import Corpus, Pair
 from regard.data.seeds import mix
-from regard.data.store import Row, tokenised_parts
+from regard.data.store import StoreRow, tokenised_parts
 from regard.data.text_rows import in_batches, portions, spread
 from regard.data.tokenize import train_tokenizer
 from regard.data.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ class PairBatches:
         self.plan = IndexBatches(lengths, tokens, seed)
         self.samplers = [t.sampler(bpe_dropout, seed) for t in tokenizers if bpe_dropout]
 
-    def _rows(self, some: range) -> Iterator[Row]:
+    def _rows(self, some: range) -> Iterator[StoreRow]:
         """Yield the ids of both sides of each of some pairs that is kept, and which pair it is."""
         place = some.start
         for pairs in in_batches(self.pairs, some):

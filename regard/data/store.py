@@ -40,7 +40,9 @@ _NOTE = "store.json"  # written last: a folder without it holds no store
 PART = 1 << 25  # bytes of text in a part of a store
 SHOWN = ContextVar("shown", default=True)  # whether a terminal shows how far a build is
 
-Row = Sequence[Sequence[int] | bytes]  # of a store: a sequence of ids, or bytes, for each column
+StoreRow = Sequence[
+    Sequence[int] | bytes
+]  # of a store: a sequence of ids, or bytes, for each column
 
 
 def store_key(*parts: object) -> str:
@@ -104,7 +106,7 @@ class Gathered:
         self.offsets: list[array[int]] = []
         self.rows = self.size = 0  # and bytes
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StoreRow) -> None:
         """Add a row: a sequence of ids, or bytes, for each column."""
         if not self.rows:
             self.ids = [bytearray() if isinstance(some, bytes) else array("i") for some in row]
@@ -130,7 +132,7 @@ class Gathered:
         return Store(columns)
 
 
-def gather(rows: Iterable[Row]) -> Store:
+def gather(rows: Iterable[StoreRow]) -> Store:
     """Rows as a store in memory."""
     gathered = Gathered()
     for row in rows:
@@ -139,7 +141,9 @@ def gather(rows: Iterable[Row]) -> Store:
 
 
 def build_store(
-    folder: str | Path, rows: Iterable[Row], nothing: str = "no examples to store; check the data"
+    folder: str | Path,
+    rows: Iterable[StoreRow],
+    nothing: str = "no examples to store; check the data",
 ) -> Store:
     """Write rows, one sequence of ids or bytes for each column, and open the store they make.
 
@@ -170,13 +174,13 @@ def _arrays(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def tokenised(rows: Callable[[], Iterable[Row]], *key: object) -> Store:
+def tokenised(rows: Callable[[], Iterable[StoreRow]], *key: object) -> Store:
     """Open the store that the cache has by this key, or build it; only then are `rows` made."""
     return tokenised_parts([rows], *key)
 
 
 def tokenised_parts(
-    parts: Sequence[Callable[[], Iterable[Row]]],
+    parts: Sequence[Callable[[], Iterable[StoreRow]]],
     *key: object,
     nothing: str = "no examples to store; check the data",
 ) -> Store:
@@ -216,7 +220,7 @@ def one_builder(folder: Path) -> Iterator[None]:
 # Parts
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A file with some rows of a store, and what was noted with them."""
 
     path: Path
@@ -238,7 +242,7 @@ def write_part(path: Path, store: Store, about: dict[str, Any]) -> None:
         np.savez(file, note=told, **_arrays(store))
 
 
-def finished_parts(folder: Path) -> Iterator[Part]:
+def finished_parts(folder: Path) -> Iterator[StoredPart]:
     """Yield the parts of a store from the first to the last that is whole."""
     for number in count():
         if (part := read_part(part_path(folder, number))) is None:
@@ -246,13 +250,13 @@ def finished_parts(folder: Path) -> Iterator[Part]:
         yield part
 
 
-def read_part(path: Path, whole: bool = True) -> Part | None:
+def read_part(path: Path, whole: bool = True) -> StoredPart | None:
     """Part in a file, if it is there; every byte is checked unless it need not be `whole`."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             if whole and arrays.zip.testzip() is not None:
                 return None
-            return Part(path, json.loads(arrays["note"].tobytes()))
+            return StoredPart(path, json.loads(arrays["note"].tobytes()))
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
 
@@ -277,7 +281,7 @@ def join_parts(folder: Path, about: dict[str, Any], nothing: str = "no rows in i
     return Store.open(folder)
 
 
-def _whole_parts(folder: Path) -> Iterator[Part]:
+def _whole_parts(folder: Path) -> Iterator[StoredPart]:
     for number in count():
         if not (path := part_path(folder, number)).exists():
             return
@@ -307,7 +311,7 @@ def _write_joined(path: Path, kind: str, size: int, parts: Sequence[tuple[Path, 
         raise UsageError(f"{path.parent}: its parts changed while they were joined; begin again")
 
 
-def _make_parts(folder: Path, parts: Sequence[Callable[[], Iterable[Row]]]) -> None:
+def _make_parts(folder: Path, parts: Sequence[Callable[[], Iterable[StoreRow]]]) -> None:
     """Write the parts that are not there yet, with all cores."""
     todo = [n for n in range(len(parts)) if read_part(part_path(folder, n)) is None]
     workers = min(len(todo), usual_workers())
@@ -330,7 +334,7 @@ def usual_workers() -> int:
 
 def _work(
     folder: Path,
-    parts: Sequence[Callable[[], Iterable[Row]]],
+    parts: Sequence[Callable[[], Iterable[StoreRow]]],
     shares: Sequence[list[int]],
     on_part: Callable[[int], None],
 ) -> None:
@@ -370,7 +374,7 @@ def _work(
 
 def _work_alone(
     folder: Path,
-    parts: Sequence[Callable[[], Iterable[Row]]],
+    parts: Sequence[Callable[[], Iterable[StoreRow]]],
     share: Sequence[int],
     told: Connection,
 ) -> None:
@@ -378,7 +382,7 @@ def _work_alone(
     parent = multiprocessing.parent_process()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have their own processes
 
-    def rows(number: int) -> Iterator[Row]:
+    def rows(number: int) -> Iterator[StoreRow]:
         for row in parts[number]():
             if parent is None or os.getppid() != parent.pid:
                 os._exit(1)
@@ -403,10 +407,10 @@ def _shown(what: str, total: int, done: int = 0) -> Any:
 
 def rows_in_parts(
     folder: Path,
-    rows: Callable[[dict[str, Any]], Iterator[Row]],
+    rows: Callable[[dict[str, Any]], Iterator[StoreRow]],
     state: Callable[[], dict[str, Any]],
     begun: Gathered,
-    more: Iterator[Row],
+    more: Iterator[StoreRow],
     total: int,
 ) -> Store:
     """Write rows that are read one after the other, in parts, and open the store they make.

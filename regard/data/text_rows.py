@@ -17,8 +17,8 @@ from regard.data.store import (
     PART,
     Column,
     Gathered,
-    Row,
     Store,
+    StoreRow,
     finished_parts,
     one_builder,
     rows_in_parts,
@@ -221,7 +221,7 @@ def read_rows(
     `key` is all that the rows depend on, but for the files.
     """
 
-    def stored(after: dict[str, Any] | None = None) -> Iterator[Row]:
+    def stored(after: dict[str, Any] | None = None) -> Iterator[StoreRow]:
         for texts, number, hash_ in reader.rows(after):
             yield *(text.encode() for text in texts), pack("<QQ", number, hash_)
 
