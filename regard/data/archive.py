@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.listing import Names, keep_arrays, kept_arrays, stamp_of
+from regard.data.listing import TextBlob, keep_arrays, kept_arrays, stamp_of
 from regard.data.store import store_key
 from regard.errors import UsageError
 from regard.files import refuse
@@ -35,7 +35,7 @@ class Archive(NamedTuple):
 
     path: str
     stamp: tuple[int, int, int]
-    names: Names
+    names: TextBlob
     starts: np.ndarray
     sizes: np.ndarray
 
@@ -121,7 +121,7 @@ def _opened(path: str, stamp: tuple[int, int, int]) -> Archive:
     if not found:
         found = _index(path)
         keep_arrays(key, found)
-    names = Names(found["names"].tobytes(), found["ends"])
+    names = TextBlob(found["names"].tobytes(), found["ends"])
     return Archive(path, stamp, names, found["starts"], found["sizes"])
 
 
@@ -138,7 +138,7 @@ def _index(path: str) -> dict[str, np.ndarray]:
     for one, next in zip(order, order[1:], strict=False):
         if names[one] == names[next]:
             raise UsageError(f"{path}: {os.fsdecode(names[one])} is in it twice; keep one")
-    kept = Names.of(names[i] for i in order)
+    kept = TextBlob.of(names[i] for i in order)
     places = {"starts": starts, "sizes": sizes}
     arrays = {key: np.frombuffer(each, np.int64)[order] for key, each in places.items()}
     return {"names": np.frombuffer(kept.blob, np.uint8), "ends": kept.ends, **arrays}

@@ -31,7 +31,7 @@ from regard.data.image_format import (
 from regard.data.in_memory import UserData, home_of
 from regard.data.labelled import ExampleFormat, ExampleReader
 from regard.data.lines import missing, opened
-from regard.data.listing import Item, Items, Listing, Names, numbered
+from regard.data.listing import FileList, Item, Items, TextBlob, numbered
 from regard.data.media import (
     LABELS,
     Contents,
@@ -198,9 +198,9 @@ def _read_table(path: Path, options: ImageOptions) -> ImageFiles:
         pairs = PairReader(path, columns=options.columns, header=options.header)
         rows = [(source, "") for source in dict.fromkeys(pair.source for pair in pairs)]
     locate = locator(home_of(path))
-    where = Names.of(locate(name) for name, _ in rows)
+    where = TextBlob.of(locate(name) for name, _ in rows)
     codes, labels = numbered(label for _, label in rows)
-    return _look_at(Listing(where, codes, labels, stamps_of(where)), path, notes, options)
+    return _look_at(FileList(where, codes, labels, stamps_of(where)), path, notes, options)
 
 
 def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> ImageFiles:
@@ -229,9 +229,9 @@ def _read_packed(path: Path, first: dict[str, Any], options: ImageOptions) -> Im
             raise too_many(where)
         rows.append((where, text))
         contents.append(data)
-    where, (codes, labels) = Names.of(x for x, _ in rows), numbered(x for _, x in rows)
+    where, (codes, labels) = TextBlob.of(x for x, _ in rows), numbered(x for _, x in rows)
     stamps = np.zeros((len(rows), 3), np.int64)
-    found = _look_at(Listing(where, codes, labels, stamps), path, [], options, contents)
+    found = _look_at(FileList(where, codes, labels, stamps), path, [], options, contents)
     found.total = total
     return found
 
@@ -242,7 +242,7 @@ def too_many(where: str) -> UsageError:
 
 
 def _look_at(
-    files: Listing,
+    files: FileList,
     of: str | Path,
     notes: list[str],
     options: ImageOptions,

@@ -27,7 +27,7 @@ _CHUNK = 2**16
 SETTLED = 2 * 10**9
 
 
-class Names(Sequence[str]):
+class TextBlob(Sequence[str]):
     """Texts that begin alike, in one blob: 8 bytes each beside their own letters."""
 
     def __init__(self, blob: bytes, ends: np.ndarray, root: str = ""):
@@ -35,7 +35,7 @@ class Names(Sequence[str]):
         self.blob, self.ends, self.root = blob, ends, root
 
     @classmethod
-    def of(cls, texts: Iterable[str | bytes], root: str = "") -> "Names":
+    def of(cls, texts: Iterable[str | bytes], root: str = "") -> "TextBlob":
         """Keep texts, without what they all begin with."""
         blob, ends = bytearray(), array("q")
         for text in texts:
@@ -53,13 +53,13 @@ class Names(Sequence[str]):
     @overload
     def __getitem__(self, i: int) -> str: ...
     @overload
-    def __getitem__(self, i: slice) -> "Names": ...
-    def __getitem__(self, i: int | slice) -> "str | Names":
+    def __getitem__(self, i: slice) -> "TextBlob": ...
+    def __getitem__(self, i: int | slice) -> "str | TextBlob":
         if isinstance(i, slice):
             return self.pick(range(*i.indices(len(self))))
         return self.root + os.fsdecode(self.raw(range(len(self))[i]))
 
-    def pick(self, rows: Sequence[int] | np.ndarray) -> "Names":
+    def pick(self, rows: Sequence[int] | np.ndarray) -> "TextBlob":
         """Some of the texts."""
         picked = np.asarray(rows, np.int64)
         starts = np.concatenate([[0], self.ends[:-1]]) if len(self) else self.ends
@@ -67,7 +67,7 @@ class Names(Sequence[str]):
         for low in range(0, len(picked), _CHUNK):  # objects for some at a time
             some = (part[low : low + _CHUNK].tolist() for part in (begins, ends))
             parts.append(b"".join([self.blob[a:b] for a, b in zip(*some, strict=True)]))
-        return Names(b"".join(parts), np.cumsum(ends - begins), self.root)
+        return TextBlob(b"".join(parts), np.cumsum(ends - begins), self.root)
 
 
 def split_labels(item: Any) -> tuple[str, ...]:
@@ -91,11 +91,11 @@ class Items(Sequence[Item]):
 
     def __init__(
         self,
-        where: Names,
+        where: TextBlob,
         codes: np.ndarray,
         labels: Sequence[str],
         hashes: np.ndarray,
-        texts: Names | None = None,
+        texts: TextBlob | None = None,
     ):
         """Take places, numbers of labels and their names, hashes (n, 16), and transcripts."""
         self.where, self.codes, self.label_names = where, codes, labels
@@ -107,8 +107,8 @@ class Items(Sequence[Item]):
         every = list(items)
         codes, labels = numbered(item.label for item in every)
         hashes = np.frombuffer(b"".join(bytes.fromhex(x.source) for x in every), np.uint8)
-        texts = Names.of(item.text for item in every) if any(x.text for x in every) else None
-        where = Names.of(item.where for item in every)
+        texts = TextBlob.of(item.text for item in every) if any(x.text for x in every) else None
+        where = TextBlob.of(item.where for item in every)
         return cls(where, codes, labels, hashes.reshape(-1, HASH_BYTES), texts)
 
     def __len__(self) -> int:
@@ -158,25 +158,25 @@ def numbered(labels: Iterable[str]) -> tuple[np.ndarray, list[str]]:
     return np.frombuffer(codes, np.int32), list(numbers)
 
 
-class Listing(NamedTuple):
+class FileList(NamedTuple):
     """Files that are not opened yet: their places, labels, and by what a change is seen.
 
     A stamp (n, 3) is the size and the times of a file, in nanoseconds: of its bytes, and of the
     file itself, which nobody can set. It is -1 where there is no such file.
     """
 
-    where: Names
+    where: TextBlob
     codes: np.ndarray
     labels: Sequence[str]
     stamps: np.ndarray
-    texts: Names | None = None
+    texts: TextBlob | None = None
 
-    def pick(self, rows: Sequence[int]) -> "Listing":
+    def pick(self, rows: Sequence[int]) -> "FileList":
         """Some of the files."""
         some = np.asarray(rows, np.int64)
         texts = None if self.texts is None else self.texts.pick(some)
         parts = self.codes[some], self.labels, self.stamps[some], texts
-        return Listing(self.where.pick(some), *parts)
+        return FileList(self.where.pick(some), *parts)
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, int, int]:
@@ -187,7 +187,7 @@ def stamp_of(status: os.stat_result) -> tuple[int, int, int]:
 class Kept(NamedTuple):
     """What was found in files when they were last opened."""
 
-    where: Names
+    where: TextBlob
     stamps: np.ndarray
     hashes: np.ndarray
     headers: np.ndarray
@@ -198,9 +198,9 @@ class Kept(NamedTuple):
         found = kept_arrays(key)
         if not found:
             stamps, hashes = np.zeros((0, 3), np.int64), np.zeros((0, HASH_BYTES), np.uint8)
-            return cls(Names.of(()), stamps, hashes, np.zeros(0, header))
+            return cls(TextBlob.of(()), stamps, hashes, np.zeros(0, header))
         headers = np.frombuffer(found["headers"].tobytes(), header)
-        where = Names(found["names"].tobytes(), found["ends"])
+        where = TextBlob(found["names"].tobytes(), found["ends"])
         return cls(where, found["stamps"], found["hashes"], headers)
 
     def save(self, key: str) -> None:
@@ -210,7 +210,7 @@ class Kept(NamedTuple):
         arrays |= {"ends": self.where.ends, "stamps": self.stamps, "hashes": self.hashes}
         keep_arrays(key, arrays)
 
-    def rows_of(self, files: Listing) -> np.ndarray:
+    def rows_of(self, files: FileList) -> np.ndarray:
         """Row of each file that is as it was, else -1."""
         mine, theirs = self.where, files.where
         if mine.blob == theirs.blob and np.array_equal(mine.ends, theirs.ends):

@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.data.archive import archives_in, content_of, in_archive, is_archive, open_archive
 from regard.data.in_memory import UserData
-from regard.data.listing import HASH_BYTES, SETTLED, Items, Kept, Listing, numbered
+from regard.data.listing import HASH_BYTES, SETTLED, FileList, Items, Kept, numbered
 from regard.data.parts import named_files, part_named, single_file
 from regard.data.split import shares_of
 from regard.data.store import store_key
@@ -181,7 +181,7 @@ class Media:
 
     def list_files(
         self, roots: Sequence[Path], target: str, expected: str = ""
-    ) -> tuple[Listing, list[str]]:
+    ) -> tuple[FileList, list[str]]:
         """All files in class folders, on disk or in tars, and notes for the user.
 
         In tars, labels or texts may lie beside them. Where labels are of no concern, files outside
@@ -217,7 +217,7 @@ class Media:
         return files, notes
 
     def look_at(
-        self, files: Listing, of: str | Path, options: MediaOptions, contents: Contents = ()
+        self, files: FileList, of: str | Path, options: MediaOptions, contents: Contents = ()
     ) -> "MediaScan":
         """Hash files and look at their headers, or at those of so many, spread over all.
 

@@ -15,7 +15,7 @@ from regard.data.archive import in_archive, locator
 from regard.data.columns import parse_columns, text_at
 from regard.data.in_memory import UserData, lay_in_memory
 from regard.data.lines import missing
-from regard.data.listing import Items, Listing, Names, numbered
+from regard.data.listing import FileList, Items, TextBlob, numbered
 from regard.data.media import (
     LABELS,
     Contents,
@@ -250,10 +250,10 @@ def _read_table(path: Path, options: SoundOptions) -> SoundFiles:
         if len(rows) == MOST_FILES:
             raise UsageError(f"{path}: over {MOST_FILES:,} rows; too many to be meant")
         rows.append(row)
-    where, texts = Names.of(row.where for row in rows), Names.of(row.text for row in rows)
+    where, texts = TextBlob.of(row.where for row in rows), TextBlob.of(row.text for row in rows)
     held = [row.content if isinstance(row.content, bytes) else None for row in rows]
     codes, labels = numbered(row.label for row in rows)
-    files = Listing(where, codes, labels, stamps_of(where), texts)
+    files = FileList(where, codes, labels, stamps_of(where), texts)
     return _look_at(files, path, options, [*table.notes, *faults.notes], held if size else ())
 
 
@@ -394,7 +394,7 @@ def path_inside(folder: Path, locate: Callable[[str], str], name: Any) -> str:
 
 
 def _look_at(
-    files: Listing,
+    files: FileList,
     of: str | Path,
     options: SoundOptions,
     notes: list[str],

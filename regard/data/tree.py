@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.data.archive import Archive, archives_in, in_archive
-from regard.data.listing import Listing, Names, keep_arrays, kept_arrays, stamp_of
+from regard.data.listing import FileList, TextBlob, keep_arrays, kept_arrays, stamp_of
 from regard.data.parts import part_named
 from regard.data.store import store_key
 from regard.errors import UsageError
@@ -27,7 +27,7 @@ _NO_FILE = (-1, -1, -1)  # the stamp of a link that leads nowhere
 class Tree(NamedTuple):
     """Files of a kind below some roots, as they were found."""
 
-    where: Names
+    where: TextBlob
     at: np.ndarray  # number of the folder that each is in
     places: list[str]  # of folders, from the roots on; that of a root is empty
     stamps: np.ndarray
@@ -39,7 +39,7 @@ class Tree(NamedTuple):
         """Folders right below the roots."""
         return sorted({place.partition("/")[0] for place in self.places} - {""})
 
-    def listing(self) -> tuple[Listing, list[int]]:
+    def listing(self) -> tuple[FileList, list[int]]:
         """All files, whose labels are the folders that they are in, and how many each has.
 
         They are in the order of these, of the folders in them and of their names; those that lie
@@ -60,7 +60,7 @@ class Tree(NamedTuple):
             counts[tops[self.places[n]]] += len(rows)
         codes = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
         stamps = self.stamps[np.frombuffer(order, np.int64)]
-        return Listing(self.where.pick(order), codes, labels, stamps), list(counts.values())
+        return FileList(self.where.pick(order), codes, labels, stamps), list(counts.values())
 
 
 def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
@@ -93,7 +93,7 @@ def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
                     others, other = others + 1, min(other or folder + name, folder + name)
             if len(ends) > MOST_FILES:
                 raise UsageError(f"{root}: over {MOST_FILES:,} files; too many to be meant")
-    where = Names(bytes(blob), np.frombuffer(ends, np.int64), home)
+    where = TextBlob(bytes(blob), np.frombuffer(ends, np.int64), home)
     table = np.frombuffer(stamps, np.int64).reshape(-1, 3)
     return Tree(where, np.frombuffer(at, np.int32), list(places), table, others, other)
 
@@ -149,7 +149,7 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:
         return _NO_FILE
 
 
-def stamps_of(paths: Names) -> np.ndarray:
+def stamps_of(paths: TextBlob) -> np.ndarray:
     """Sizes and times of files wherever they are."""
     stamps = array("q")
     for path in paths:
@@ -200,8 +200,8 @@ def archive_parts(folder: Path) -> dict[str, list[Path]]:
 
 
 def texts_beside(
-    files: Listing, roots: Sequence[Path], suffixes: Sequence[str], keys: Sequence[str]
-) -> Names | None:
+    files: FileList, roots: Sequence[Path], suffixes: Sequence[str], keys: Sequence[str]
+) -> TextBlob | None:
     """Text of each file in tars from the one of the same stem beside it, or nothing without such.
 
     A text file holds it, a JSON file has it by one of some keys. What was read is kept.
@@ -226,8 +226,8 @@ def texts_beside(
     every = [(os.path.realpath(one.path), *one.stamp) for one in archives]
     key = store_key("beside", every, suffixes, keys, hashlib.sha256(files.where.blob).hexdigest())
     if kept := kept_arrays(key):
-        return Names(kept["names"].tobytes(), kept["ends"])
-    texts = Names.of(map(asked, files.where))
+        return TextBlob(kept["names"].tobytes(), kept["ends"])
+    texts = TextBlob.of(map(asked, files.where))
     keep_arrays(key, {"names": np.frombuffer(texts.blob, np.uint8), "ends": texts.ends})
     return texts
 

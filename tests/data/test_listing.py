@@ -12,7 +12,7 @@ from PIL import Image
 import regard.data.media as media
 from regard.data.image_files import ImageOptions, find_image_parts
 from regard.data.images import load_images
-from regard.data.listing import Item, Items, Names
+from regard.data.listing import Item, Items, TextBlob
 from regard.data.sound_sets import SoundOptions
 from regard.data.sounds import load_sounds
 from regard.files import cache_folder
@@ -140,7 +140,7 @@ def test_items_are_what_they_were_made_of():
     assert list(items) == rows and items[-1] == rows[-1] and list(items[2:5]) == rows[2:5]
     assert list(items.pick([5, 0])) == [rows[5], rows[0]]
     assert sorted(items.labels) == ["a", "b"] and items.pick([0, 2]).labels == ["a"]
-    names = Names.of(["b", "", "cc"], "r/")
+    names = TextBlob.of(["b", "", "cc"], "r/")
     assert list(names) == ["r/b", "r/", "r/cc"] and "r/cc" in names
     with pytest.raises(IndexError):
         names[3]

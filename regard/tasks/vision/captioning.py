@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.augment import AugmentOptions, augments, step_rng
-from regard.data.batches import Shuffled, pad
+from regard.data.batches import Shuffled, moved, pad
 from regard.data.image_format import ImageFormat
 from regard.data.images import Images
 from regard.data.tokenize import TOKENIZERS
@@ -254,7 +254,7 @@ def caption_losses(
     for start in range(0, len(images), batch):
         some = range(start, min(len(images), start + batch))
         pixels = format.normalise(images.read(seen[some.start : some.stop]).to(device))
-        rows = shift([captions[i] for i in some], tokenizer, device)
+        rows = moved(shift([captions[i] for i in some], tokenizer), device)
         hidden = model.hidden(pixels, rows.inputs)
         each = len(rows.inputs) // len(some)
         for place, i in enumerate(some):
@@ -269,9 +269,9 @@ def caption_losses(
 def derangement(count: int, seed: int) -> np.ndarray:
     """Return a random permutation that moves everything."""
     order = np.random.Generator(np.random.PCG64([seed, count])).permutation(count)
-    moved = np.empty(count, np.int64)
-    moved[order] = np.roll(order, 1)
-    return moved
+    found = np.empty(count, np.int64)
+    found[order] = np.roll(order, 1)
+    return found
 
 
 def loss_scores(
