@@ -1,6 +1,6 @@
 """The state of a model by name: its parameters, those that are shared once, and its buffers."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,6 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
 def stored_names(state: Iterable[str], stored: Container[str]) -> list[str]:
     """Names of a state to look for in a file: all, but for counters that an average leaves out."""
     return [name for name in state if name in stored or not name.endswith(COUNTER)]
-
-
-def copy_stored(stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy stored tensors into those of a state."""
-    for name in stored_names(state, stored):
-        state[name].copy_(stored[name])
 
 
 def to_bytes(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ from regard.training.fit import Fit
 from regard.training.launch import adopt_slurm, launch
 from regard.training.plan import MIN_STEPS, MIN_TRAINING_SHARE, Plan, make_plan, too_few
 from regard.training.run_folder import exit_code, locked
-from regard.training.sharding import shard
+from regard.training.sharding import recompute, shard
 from regard.training.step import Trainable, measure
 
 _PLAIN = (str, int, float, list, tuple, type(None))  # what JSON holds of given settings
@@ -273,8 +273,10 @@ def fit(
         compile_model(model, lesson.dynamic)
     baselines = lesson.baselines()
     count = parameters(model)
-    if settings.parallel == "fsdp" and distributed.world_size() > 1:
-        shard(model, settings.device)
+    if settings.recompute:
+        recompute(model)
+    if settings.parallel != "ddp" and distributed.world_size() > 1:
+        shard(model, settings.device, settings.parallel == "hsdp")
     if begun is not None:
         for note in other_bits(folder, begun):
             log(note, quiet)
@@ -392,8 +394,12 @@ def train(
 def check_sharded(settings: TrainSettings) -> None:
     """Refuse what does not know weights that are sharded."""
     for key in ("compile", "watch_every"):
-        if settings.parallel == "fsdp" and getattr(settings, key):
-            raise UsageError(f"parallel=fsdp does not go with {key}= yet; leave one of them out")
+        if settings.parallel != "ddp" and getattr(settings, key):
+            raise UsageError(
+                f"parallel={settings.parallel} does not go with {key}= yet; leave one of them out"
+            )
+    if settings.recompute and settings.compile:
+        raise UsageError("recompute= does not go with compile= yet; leave one of them out")
 
 
 def own_parts(run: PreparedRun) -> list[dict[str, Any]]:

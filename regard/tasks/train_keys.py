@@ -13,13 +13,14 @@ class Given(TypedDict, total=False):
     device: str | None; callbacks: Any; quiet: bool; use: Any
 
 Common = TypedDict("Common", {
-"attention_dropout": Any, "average": Any, "batches": Any, "beta2": Any, "callback_error": Any,
-"clip": Any, "compile": Any, "depth": Any, "dtype": Any, "ema": Any, "ffn_width": Any,
-"heads": Any, "layer_decay": Any, "log": Any, "lora_alpha": Any, "lora_on": Any,
-"lora_rank": Any, "norm": Any, "optimiser": Any, "parallel": Any, "patience": Any,
-"position": Any, "probes": Any, "processes": Any, "restarts": Any, "save_every": Any,
-"schedule": Any, "threads": Any, "timeout": Any, "tune": Any, "valid_every": Any, "warmup": Any,
-"watch_every": Any, "weight_decay": Any, "width": Any, "workers": Any
+"async": Any, "async_": Any, "attention_dropout": Any, "average": Any, "batches": Any,
+"beta2": Any, "callback_error": Any, "clip": Any, "compile": Any, "depth": Any, "dtype": Any,
+"ema": Any, "ffn_width": Any, "heads": Any, "layer_decay": Any, "log": Any, "lora_alpha": Any,
+"lora_on": Any, "lora_rank": Any, "norm": Any, "optimiser": Any, "parallel": Any,
+"patience": Any, "position": Any, "probes": Any, "processes": Any, "recompute": Any,
+"restarts": Any, "save_every": Any, "schedule": Any, "threads": Any, "timeout": Any,
+"tune": Any, "valid_every": Any, "warmup": Any, "watch_every": Any, "weight_decay": Any,
+"width": Any, "workers": Any
 }, total=False)
 class OtherKeys(Given, Common): ...
 

@@ -3,64 +3,174 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.errors import UsageError
 from regard.files import refuse, sha256, sync_folder, system_error, write_atomically
-from regard.training.sharding import like
+from regard.training.distributed import ALONE, Group
+from regard.training.sharding import like, local, span
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _COUNTERS = "manifest.json", "counters.json"
+_OFFSETS = "DCP_SHARDING_INFO"  # key of safetensors' metadata
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None):
     """Write tensors to a file and make it durable."""
     try:
-        save_file({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, path)
+        own = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+        save_file(own, path, metadata=about)
     except SafetensorError as error:
         raise system_error(error) from error
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
-def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], counters: dict):
-    """Write checkpoints/step-N: every group of tensors, the counters, and a manifest of hashes."""
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    counters: dict,
+    firsts: Mapping[str, int] = MappingProxyType({}),
+    by: Group = ALONE,
+) -> None:
+    """Write checkpoints/step-N: every group of tensors, the counters, and a manifest of hashes.
+
+    Args:
+        folder: of the checkpoints
+        step: of the run
+        tensors: what this process writes, by group and name
+        counters: of the run
+        firsts: first rows of those tensors of which it has a part
+        by: all who write it; it is there when this function returns
+    """
     path = folder / f"step-{step}"
-    temporary = folder / f".step-{step}.{os.getpid()}.tmp"
-    try:
+    temporary = folder / f".step-{step}.{by.gather(os.getpid())[0]}.tmp"
+
+    def together(act: Callable[[], Any]) -> list[Any]:
+        """Let all do something, or all say why one of them cannot."""
+        done, why, error = None, "", None
+        try:
+            done = act()
+        except (OSError, UsageError) as failed:
+            error = refuse(failed, path) if isinstance(failed, OSError) else failed
+            why = f"{error} (rank {by.rank})" if by.rank else str(error)
+        told = by.gather([done, why])
+        if failed := [why for _, why in told if why]:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise UsageError(failed[0]) from error
+        return [done for done, _ in told]
+
+    def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(".step-*.tmp"):
             shutil.rmtree(stale, ignore_errors=True)
-        temporary.mkdir()
-        for name, group in tensors.items():
-            save_tensors(temporary / f"{name}.safetensors", group)
-        write_atomically(temporary / "counters.json", json.dumps(counters, indent=1))
-        hashes = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
-        write_atomically(temporary / _MANIFEST, json.dumps(hashes, indent=1))
+        for group in [".", *tensors] if by.size > 1 else ["."]:
+            (temporary / group).mkdir()
+
+    def write() -> dict[str, str]:
+        own = f"/{by.rank + 1:05}-of-{by.size:05}" if by.size > 1 else ""
+        files = {f"{group}{own}.safetensors": tensors[group] for group in tensors}
+        for name, some in files.items():
+            save_tensors(temporary / name, some, _offsets(some, firsts) if own else None)
+        return {name: sha256(temporary / name) for name in files}
+
+    def end() -> None:
+        write_atomically(temporary / _COUNTERS, json.dumps(counters, indent=1))
+        hashes[_COUNTERS] = sha256(temporary / _COUNTERS)
+        write_atomically(temporary / _MANIFEST, json.dumps(hashes, indent=1, sort_keys=True))
         if path.exists():
             shutil.rmtree(path)
         os.rename(temporary, path)
         sync_folder(folder)
         write_atomically(folder.parent / "last", path.name + "\n")
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise refuse(error, path) from error
+
+    main = by.rank == 0
+    together(begin if main else lambda: None)
+    hashes = {name: hash for some in together(write) for name, hash in some.items()}
+    together(end if main else lambda: None)
 
 
-def is_complete(path: Path) -> bool:
-    """True if a checkpoint has every file of its manifest, with the right hash."""
+def _offsets(tensors: Mapping[str, Tensor], firsts: Mapping[str, int]) -> dict[str, str]:
+    """Where parts of tensors begin, as torch.distributed.checkpoint writes it into a file."""
+    begins = {
+        name: {"saved_offsets": [firsts.get(name, 0), *[0] * x.ndim][: x.ndim]}
+        for name, x in tensors.items()
+    }
+    return {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(begins)}
+
+
+class Stored(Mapping[str, Tensor]):
+    """Tensors of a group in its files, of which nothing is read but what is asked for."""
+
+    def __init__(self, files: Sequence[Path]):
+        """Find the parts of each tensor."""
+        self._parts: dict[str, list[tuple[int, Any]]] = {}
+        for file in map(_open, files):
+            begins = json.loads((file.metadata() or {}).get(_OFFSETS, "{}"))
+            for name in file.keys():  # noqa: SIM118 # it is no mapping
+                first, *_ = [*begins.get(name, {}).get("saved_offsets", ()), 0]
+                self._parts.setdefault(name, []).append((first, file))
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the tensors."""
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return len(self._parts)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A whole tensor."""
+        return self.rows(name)
+
+    def rows(self, name: str, first: int = 0, last: int = sys.maxsize) -> Tensor:
+        """Rows of a tensor from one on and up to another."""
+        found = []
+        for begin, file in sorted(self._parts[name], key=itemgetter(0)):
+            some = file.get_slice(name)
+            if not some.get_shape():
+                return file.get_tensor(name).clone()
+            low, high = (min(max(n - begin, 0), some.get_shape()[0]) for n in (first, last))
+            if low < high or not found:
+                found.append(some[low:high])
+        return torch.cat(found)
+
+    def like(self, name: str, other: Tensor) -> Tensor:
+        """The part of a tensor that this process has of another one of its shape."""
+        if local(other) is other or not self._parts[name][0][1].get_slice(name).get_shape():
+            return self[name]
+        return self.rows(name, *span(other))
+
+
+def _open(path: Path) -> Any:
+    return safe_open(path, "pt")
+
+
+def is_complete(path: Path, by: Group = ALONE) -> bool:
+    """True if a checkpoint has every file of its manifest, with the right hash.
+
+    Several processes read a share of the files each.
+    """
     try:
         hashes = json.loads((path / _MANIFEST).read_text())
-        needed = {"counters.json", *(file.name for file in path.glob("*.safetensors"))}
-        return needed <= hashes.keys() and all(
-            sha256(path / name) == hash for name, hash in hashes.items()
+        files = (file.relative_to(path).as_posix() for file in path.rglob("*.safetensors"))
+        own = [*hashes.items()][by.rank :: by.size]
+        right = {_COUNTERS, *files} <= hashes.keys() and all(
+            sha256(path / name) == hash for name, hash in own
         )
     except (OSError, ValueError, AttributeError):
-        return False
+        right = False
+    return all(by.gather(right))
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -69,20 +179,25 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted(steps, reverse=True)
 
 
-def newest_complete(folder: Path) -> tuple[Path | None, list[Path]]:
+def newest_complete(folder: Path, by: Group = ALONE) -> tuple[Path | None, list[Path]]:
     """Newest complete checkpoint, and the damaged ones that are newer."""
     damaged = []
-    for _, path in checkpoints(folder):
-        if is_complete(path):
+    for name in by.gather([path.name for _, path in checkpoints(folder)])[0]:
+        path = folder / name
+        if is_complete(path, by):
             return path, damaged
         damaged.append(path)
     return None, damaged
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict]:
-    """Read every group of tensors and the counters of a checkpoint."""
-    groups = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
-    return groups, json.loads((path / "counters.json").read_text())
+def load_checkpoint(path: Path) -> tuple[dict[str, Stored], dict]:
+    """Open every group of tensors of a checkpoint, and read its counters."""
+    files: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*.safetensors")):
+        own = file.relative_to(path)
+        files.setdefault(own.parts[0].removesuffix(own.suffix), []).append(file)
+    groups = {name: Stored(some) for name, some in files.items()}
+    return groups, json.loads((path / _COUNTERS).read_text())
 
 
 def prune(folder: Path, keep: set[str]) -> None:
@@ -103,19 +218,14 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, names: list[str]) -> dic
     }
 
 
-def restore_optimiser(
-    optimiser: torch.optim.Optimizer, names: list[str], tensors: dict[str, Tensor]
-) -> None:
+def restore_optimiser(optimiser: torch.optim.Optimizer, names: list[str], stored: Stored) -> None:
     """Load the state of an optimiser from named tensors."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        state = {
-            key.rpartition(":")[2]: like(value.to(parameter.device), parameter)
-            for key, value in tensors.items()
-            if key.rpartition(":")[0] == name
-        }
-        if state:
-            optimiser.state[parameter] = state
+    named = dict(zip(names, parameters, strict=True))
+    for name in stored:
+        owner, _, key = name.rpartition(":")
+        if (p := named.get(owner)) is not None:
+            optimiser.state[p][key] = like(stored.like(name, p).to(p.device), p)
 
 
 def optimiser_names(optimiser: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> list[str]:

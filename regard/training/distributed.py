@@ -6,6 +6,7 @@ processes with a thread each train a small model faster than one with two thread
 once a step, not in every product.
 """
 
+import json
 import math
 import mmap
 import os
@@ -18,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -28,9 +30,12 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from regard import native
+from regard.errors import UsageError
 from regard.training.launch import follow_parent
 
 _ARRIVAL = 1800  # seconds in which all processes must have started
+# rank 0 may validate for hours while others wait; who is gone is seen by heartbeats
+_EVER = timedelta(days=7)
 _CACHE_LINE = 64  # bytes
 # words of gloo's and NCCL's errors when another process is gone
 _CUT_OFF = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -46,9 +51,14 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+def host_size() -> int:
+    """Number of processes on this machine, 0 if that is not known."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+
+
 def _is_local() -> bool:
     """True if all processes are on this machine."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
+    return host_size() == world_size()
 
 
 def is_main() -> bool:
@@ -77,8 +87,7 @@ def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     place = {"store": store, "rank": rank(), "world_size": world_size()}
     try:
-        # rank 0 may validate for hours while others wait; who is gone is seen by heartbeats
-        dist.init_process_group(backend, timeout=timedelta(days=7), **place)
+        dist.init_process_group(backend, timeout=_EVER, **place)
         yield
         dist.barrier()
     except RuntimeError as error:  # of gloo or NCCL
@@ -161,6 +170,48 @@ def _end(why: str) -> NoReturn:
     """Say why this process cannot go on, and end it: nothing that it holds would be right."""
     print(f"regard: rank {rank()} ends: {why}", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that do something together: the place of this one, and how many they are."""
+
+    rank: int = 0
+    size: int = 1
+    own: Any = None  # group of torch.distributed, if a thread of each process is meant
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has, by rank; it is sent as JSON."""
+        if self.size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), self.own)
+        texts = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(texts, nn.functional.pad(data, (0, len(texts[0]) - len(data))), self.own)
+        both = zip(texts, sizes, strict=True)
+        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in both]
+
+
+ALONE = Group()
+
+
+def everyone(thread: bool = False) -> Group:
+    """All processes, or a thread of each of them, which must all ask for it."""
+    own = dist.new_group(timeout=_EVER, backend="gloo") if thread and world_size() > 1 else None
+    return Group(rank(), world_size(), own)
+
+
+def hosts() -> tuple[int, int]:
+    """Number of hosts, and of processes on each."""
+    own = host_size()
+    follows = own and int(os.environ.get("LOCAL_RANK", -1)) == rank() % own
+    if everyone().gather([own, follows]) != [[own, True]] * world_size():
+        raise UsageError(
+            "parallel=hsdp needs as many processes on one host as on another, and ranks host by "
+            "host; start them by torchrun or srun, or give parallel=fsdp"
+        )
+    return world_size() // own, own
 
 
 def barrier() -> None:

@@ -5,7 +5,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
@@ -16,13 +18,14 @@ from torch import Tensor, nn
 
 from regard.errors import UsageError, lookup, printable
 from regard.files import write_atomically
-from regard.files.weights import buffers_of, copy_stored, learned_state, stored_names
+from regard.files.weights import buffers_of, learned_state, stored_names
 from regard.native import fast
 from regard.native.allocator import reuse_memory
 from regard.training import distributed, sharding
 from regard.training.ahead import ahead
 from regard.training.callbacks import LOGGERS, Callback, Callbacks, Started
 from regard.training.checkpoint import (
+    Stored,
     checkpoints,
     is_complete,
     load_checkpoint,
@@ -136,6 +139,9 @@ class Fit:
         self.publish = publish if distributed.is_main() else lambda weights, scores: None
         # those who have parts of the weights validate and save together
         self.acts, self.quiet = distributed.is_main() or sharding.is_sharded(model), quiet
+        self.by, self.writers = sharding.group_of(model), sharding.group_of(model, thread=True)
+        self.thread = ThreadPoolExecutor(1)
+        self.saving: tuple[int, Future[None]] | None = None
         self.clock, self.facts = Stopwatch(), facts
         loggers = [LOGGERS[name]() for name in settings.log or ()]
         members = [*loggers, *callbacks] if distributed.is_main() else []
@@ -153,6 +159,7 @@ class Fit:
         # what is frozen need not be kept
         self.state = learned_state(model)
         self.buffers = list(buffers_of(model).values())
+        self.statistics = sharding.Statistics(model)
         self.averaged = (
             {name: x.detach().clone() for name, x in self.state.items()} if settings.ema else None
         )
@@ -218,23 +225,34 @@ class Fit:
         if unscored:
             self.counters["published"] = [step]
         names = optimiser_names(self.optimiser, self.state)
-        groups = {
-            "raw": sharding.on_main(self.state),
-            "optimiser": sharding.on_main(optimiser_tensors(self.optimiser, names)),
-        }
-        if self.averaged is not None:
-            groups["ema"] = sharding.on_main(self.averaged)
-        if distributed.is_main():
-            save_checkpoint(self.checkpoints, step, groups, self.counters)
-            # those ahead of the present step are damaged
-            recent = [path.name for at, path in checkpoints(self.checkpoints) if at <= step][:2]
-            averaged = {f"step-{s}" for s in self._to_average()}
-            best = self.counters["best_step"]
-            prune(self.checkpoints, {*recent, *averaged, f"step-{best}"})
+        groups = {"raw": self.state, "optimiser": optimiser_tensors(self.optimiser, names)}
+        groups |= {"ema": self.averaged} if self.averaged is not None else {}
+        best, averaged = self.counters["best_step"], self._to_average()
+        kept = {f"step-{s}" for s in (best, *averaged)}
+        self._await_save()
+        own, firsts = sharding.to_save(groups, copy=self.settings.async_)
+        counters = deepcopy(self.counters)
+
+        def write() -> None:
+            save_checkpoint(self.checkpoints, step, own, counters, firsts, self.writers)
+            if distributed.is_main():
+                # those ahead of the present step are damaged
+                recent = [path.name for at, path in checkpoints(self.checkpoints) if at <= step][:2]
+                prune(self.checkpoints, {*recent, *kept})
+
+        self.saving = step, self.thread.submit(write)
+        if not self.settings.async_:
+            self._await_save()
         if unscored:
             with self._with(self.averaged) as weights:
                 self.publish(weights, {})
-        self.callbacks("after_save", step, self.checkpoints / f"step-{step}")
+
+    def _await_save(self) -> None:
+        """Wait until the last checkpoint is there, or raise what has hindered it."""
+        if self.saving is not None:
+            (step, written), self.saving = self.saving, None
+            written.result()
+            self.callbacks("after_save", step, self.checkpoints / f"step-{step}")
 
     def _to_average(self) -> list[int]:
         """Steps of the last validations, whose weights may be averaged at the end."""
@@ -247,7 +265,7 @@ class Fit:
 
     def restore(self) -> None:
         """Load the newest complete checkpoint, if there is any."""
-        newest, damaged = newest_complete(self.checkpoints)
+        newest, damaged = newest_complete(self.checkpoints, distributed.everyone())
         for path in damaged:
             self._note(f"{path} is damaged and was passed over")
         if newest is not None:
@@ -279,6 +297,8 @@ class Fit:
         try:
             return self._run()
         finally:
+            with suppress(UsageError, RuntimeError):  # what ended the run says more
+                self._await_save()
             self.callbacks("end")
 
     def _run(self) -> Outcome:
@@ -331,6 +351,8 @@ class Fit:
                 if not finite:  # a step that is skipped leaves nothing behind
                     for buffer, old in zip(self.buffers, before, strict=True):
                         buffer.copy_(old)
+                else:
+                    self.statistics.share()
                 if main:
                     self.folder.stat()  # nothing is written into a folder that was deleted
                 counters["step"] = n + 1
@@ -362,12 +384,12 @@ class Fit:
                 if due:
                     self.clock.add("validation", time.perf_counter() - begun)
                 counters["seconds"] = time.perf_counter() - started
+        self._await_save()
         if told.failure:
             raise UsageError(
                 f"{told.failure}; saved at step {counters['step']:,} in {self.folder}, where the "
                 "same command goes on; callback_error=continue would leave it out"
             )
-        distributed.barrier()  # the last checkpoint is there
         if ended and self.acts:
             self._finish()
         signal = asked if asked not in (0, _LEFT) and not ended else None
@@ -429,9 +451,10 @@ class Fit:
                 self._copy(own, self.state)
 
     def _copy(self, stored: Mapping[str, Tensor], to: dict[str, Tensor]) -> None:
-        """Copy whole or sharded tensors, if there are any, into those of the weights."""
-        if stored:
-            copy_stored({n: sharding.like(x, to.get(n)) for n, x in stored.items()}, to)
+        """Copy tensors, if there are any, or this process's parts, into those of the weights."""
+        for name in stored_names(to, stored) if stored else ():
+            own = stored.like(name, to[name]) if isinstance(stored, Stored) else stored[name]
+            sharding.local(to[name]).copy_(sharding.local(own))
 
     def _score(self) -> dict[str, float]:
         self.model.eval()
@@ -477,7 +500,7 @@ class Fit:
         """Publish the average of the last checkpoints if it is better than the best of them."""
         if self.settings.average < 2 or self.counters.get("averaged"):
             return
-        steps = [s for s in self._to_average() if is_complete(self.checkpoints / f"step-{s}")]
+        steps = [s for s in self._to_average() if self._is_complete(s)]
         if len(steps) < 2:
             return
         with self._with(self._mean(steps)) as mean:
@@ -493,23 +516,27 @@ class Fit:
                 self.counters["published"] = steps
         self.counters["averaged"] = True
         self.save()
+        self._await_save()
 
     def _mean(self, steps: list[int]) -> dict[str, Tensor]:
         """Mean of the weights (or their EMA) of some checkpoints."""
         group = "ema" if self.averaged is not None else "raw"
-        sums: dict[str, Tensor] = {}
-        for step in steps:
-            tensors = load_checkpoint(self.checkpoints / f"step-{step}")[0][group]
-            for name in stored_names(self.state, tensors):
-                sums[name] = sums.get(name, 0.0) + tensors[name].double()
-        return {
-            name: (total / len(steps)).to(self.state[name].dtype) for name, total in sums.items()
-        }
+        every = [load_checkpoint(self.checkpoints / f"step-{s}")[0][group] for s in steps]
+        means: dict[str, Tensor] = {}
+        for name in stored_names(self.state, every[0]):
+            own = self.state[name]
+            parts = (one.like(name, own).double() for one in every)
+            total = sum(parts, torch.zeros((), dtype=torch.float64))
+            means[name] = (total / len(steps)).to(own.dtype)
+        return means
+
+    def _is_complete(self, step: int) -> bool:
+        return is_complete(self.checkpoints / f"step-{step}", self.by)
 
     def _publish_again(self) -> None:
         """Publish the best weights so far again, from the checkpoints that hold them."""
         steps = self.counters["published"]
-        gone = [s for s in steps if not is_complete(self.checkpoints / f"step-{s}")]
+        gone = [s for s in steps if not self._is_complete(s)]
         if gone:
             raise UsageError(
                 f"{self.checkpoints / f'step-{gone[0]}'}: damaged or missing, so its weights "

@@ -129,5 +129,6 @@ def adopt_slurm() -> None:
     env.update({ours: env[f"SLURM_{theirs}"] for ours, theirs in names.items()})
     env.setdefault("MASTER_ADDR", first)
     env.setdefault("MASTER_PORT", str(20000 + job % 20000))
-    if env.get("SLURM_STEP_NUM_NODES", "") == "1":
-        env["LOCAL_WORLD_SIZE"] = env["WORLD_SIZE"]
+    each, rest = divmod(int(env["WORLD_SIZE"]), int(env.get("SLURM_STEP_NUM_NODES", 10**9)))
+    if each and not rest:
+        env["LOCAL_WORLD_SIZE"] = str(each)

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from regard import native
 from regard.errors import lookup
-from regard.training.sharding import like, local, whole
+from regard.training.sharding import local, part, whole
 
 
 def inverse_sqrt(step: float, steps: int, warmup: int) -> float:
@@ -110,8 +110,8 @@ class Muon(NativeAdamW):
             updates = newton_schulz(torch.stack(matrices))
             lr = group["lr"] * 0.2 * math.sqrt(max(updates.shape[1:]))
             for p, update in zip(parameters, updates, strict=True):
-                change = like(update.view(shape), p)
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=lr)
+                own, change = local(p), part(update.view(shape), p)
+                own.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=lr)
 
     def _nesterov(self, p: Tensor) -> Tensor:
         """Update the momentum of a parameter and return it as of the next step (Nesterov)."""

@@ -1,7 +1,6 @@
 """A step of the optimiser: its settings, what it trains, and how long it takes."""
 
 import math
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from regard.attention.kernels import deferred_checks
 from regard.data.batches import moved
 from regard.data.seeds import mix
 from regard.errors import UsageError
+from regard.files import delete
 from regard.files.weights import learned_state
 from regard.native import fast
 from regard.native.allocator import reuse_memory
@@ -69,6 +69,12 @@ class LoopSettings:
         choices=LOGGERS,
         group="files",
     )
+    async_: bool = setting(
+        False,
+        "write checkpoints while training goes on, from a copy of the state",
+        key="async",
+        group="files",
+    )
     callback_error: str = setting(
         "continue",
         "what a run does without a callback or logger that has failed: continue, or save and stop",
@@ -84,8 +90,9 @@ class LoopSettings:
     )
     parallel: str = setting(
         "ddp",
-        "what processes share: batches (ddp), or weights and optimiser state too (fsdp)",
-        choices=("ddp", "fsdp"),
+        "what processes share: batches (ddp), or weights and optimiser state too (fsdp), or these "
+        "with others of their host alone (hsdp)",
+        choices=("ddp", "fsdp", "hsdp"),
         group="machine",
     )
     processes: int = setting(1, "data-parallel processes", min=1, max=64, group="machine")
@@ -107,6 +114,11 @@ class LoopSettings:
         group="machine",
     )
     threads: int | None = setting(None, "CPU threads", min=1, max=1024, group="machine")
+    recompute: bool = setting(
+        False,
+        "keep only the inputs of layers for the backward pass, and compute the rest again",
+        group="machine",
+    )
     compile: bool = setting(False, "compile the model with torch.compile", group="machine")
 
 
@@ -156,9 +168,8 @@ class Trainable(ABC):
 def train_mode(model: nn.Module) -> None:
     """Set training mode; a frozen batch norm keeps and uses its running statistics."""
     model.train()
-    for part in model.modules():
-        batch_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
-        if batch_norm and part.affine and not part.weight.requires_grad:
+    for part in sharding.batch_norms(model):
+        if part.affine and not part.weight.requires_grad:
             part.eval()
 
 
@@ -288,14 +299,15 @@ def measure(
     model.load_state_dict(before)
     for parameter in model.parameters():
         parameter.grad = None
-    begun, named = time.perf_counter(), learned_state(model)
-    kept = sharding.on_main(optimiser_tensors(optimiser, optimiser_names(optimiser, named)))
-    named, save, validation = sharding.on_main(named), 0.0, 0.0
-    if distributed.is_main():
-        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as place:
-            home = Path(place) / "checkpoints"
-            save_checkpoint(home, 0, {"raw": named, "optimiser": kept}, {})
-        save = time.perf_counter() - begun
+    begun, named, validation = time.perf_counter(), learned_state(model), 0.0
+    kept = optimiser_tensors(optimiser, optimiser_names(optimiser, named))
+    if distributed.is_main() or sharding.is_sharded(model):
+        own, firsts = sharding.to_save({"raw": named, "optimiser": kept})
+        place, by = folder / ".measured.tmp", sharding.group_of(model)
+        save_checkpoint(place / "checkpoints", 0, own, {}, firsts, by)
+        if distributed.is_main():
+            delete(place)
+    save = time.perf_counter() - begun
     with sharding.gathered(model):
         if distributed.is_main():
             validation = _time_validation(model, task)

@@ -4,7 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard.settings import describe
 from regard.tasks import TASKS, task
 from regard.tasks.prepare import Training
 from regard.tasks.runner import Runner
+from regard.training.step import LoopSettings
 from tests.tones import write_tones
 from tests.zoo import SENTENCES, SMALL, disc, write_rows
 
@@ -330,6 +331,14 @@ def test_help_of_every_verb_lists_its_keys(case, run, capsys):
             key = "piece"
         assert main([verb, str(run), "--help"]) == 0
         assert f"  {key} " in capsys.readouterr().out, verb
+
+
+@pytest.mark.parametrize("name", [n for n in TASKS if task(n).objective is not None])
+def test_no_setting_of_a_task_has_the_name_of_another_one_of_the_loop(name: str):
+    """Else the loop would read a colour where it asks whether to write in the background."""
+    own = {one.name: (one.type, one.metadata.get("key")) for one in fields(task(name).Train)}
+    for one in fields(LoopSettings):
+        assert own[one.name] == (one.type, one.metadata.get("key")), one.name
 
 
 @pytest.mark.parametrize("name", [n for n in TASKS if task(n).target is not None])
