@@ -524,5 +524,6 @@ def test_tokenizers_of_a_start_that_was_broken_off_are_not_used(home, tmp_path):
 
 
 def test_a_free_setting_is_one_that_the_settings_have():
-    known = {item.name for item in PairTrainSettings.__dataclass_fields__.values()}
+    fields = PairTrainSettings.__dataclass_fields__.values()
+    known = {item.metadata.get("key", item.name) for item in fields}
     assert known >= RESUME_MAY_DIFFER
