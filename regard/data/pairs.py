@@ -398,7 +398,7 @@ def load_pairs(
         reader = part.reader(*languages, columns, header=header, skip_bad=skip_bad)
 
         def pair(texts: list[str], line: int) -> Pair:
-            return Pair(*texts, f"{part.path}:{line}")
+            return Pair(texts[0], texts[1], f"{part.path}:{line}")
 
         given = languages, reader.columns.columns, header, skip_bad
         pairs, state = read_rows(reader, pair, *given)

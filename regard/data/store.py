@@ -239,7 +239,8 @@ def write_part(path: Path, store: Store, about: dict[str, Any]) -> None:
     note = {"rows": len(store), "kinds": kinds, "sizes": sizes, "about": about}
     told = np.frombuffer(json.dumps(note).encode(), np.uint8)
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, note=told, **_arrays(store))
+        arrays: dict[str, Any] = {"note": told, **_arrays(store)}
+        np.savez(file, **arrays)
 
 
 def finished_parts(folder: Path) -> Iterator[StoredPart]:

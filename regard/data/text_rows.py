@@ -101,7 +101,7 @@ class TextRows(Sequence[T], Generic[T]):
             stop = min(start + _AT_ONCE, len(self))
             rows = np.arange(start, stop) if self.picked is None else self.picked[start:stop]
             columns = [
-                map(bytes, map(memoryview(column.ids).__getitem__, map(slice, *ends)))
+                map(bytes, map(column.ids.data.__getitem__, map(slice, *ends)))
                 for column in self.texts
                 for ends in [[column.offsets[rows + side].tolist() for side in (0, 1)]]
             ]
@@ -185,7 +185,7 @@ def spread(rows: Sequence[T], most: int) -> Sequence[T]:
     """Rows of at most about so many bytes, evenly spaced: all where that is all."""
     if not isinstance(rows, TextRows) or (size := int(rows.sizes.sum())) <= most:
         return rows
-    few = len(rows)
+    few, some = len(rows), rows
     while size > most and few > 1:
         few = max(1, int(few * most / size * 0.99))
         some = rows.pick(np.linspace(0, len(rows) - 1, few).astype(np.int64))
