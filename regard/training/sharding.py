@@ -60,7 +60,7 @@ def _still(layer: nn.Module) -> Iterator[None]:
             norm._buffers.update(buffers)
 
 
-def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+def batch_norms(model: nn.Module) -> list[Any]:
     """Batch norms of a model."""
     return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
@@ -74,7 +74,7 @@ class Statistics:
 
     def __init__(self, model: nn.Module):
         """Change what one batch moves."""
-        self.weights: list[tuple[nn.modules.batchnorm._BatchNorm, float]] = []
+        self.weights: list[tuple[Any, float]] = []
         size, after = distributed.world_size(), distributed.world_size() - distributed.rank() - 1
         for norm in batch_norms(model):
             if size > 1 and norm.track_running_stats and norm.momentum:
@@ -218,7 +218,7 @@ def like(own: Tensor, other: Any) -> Tensor:
     return DTensor.from_local(own, other.device_mesh, other.placements, **about)
 
 
-def sum_grads(grads: list[Tensor], max_norm: float) -> tuple[list[Tensor], float | Tensor]:
+def sum_grads(grads: list[Any], max_norm: float) -> tuple[list[Tensor], float | Tensor]:
     """Sums of gradients over all processes, clipped to a norm, and that norm before."""
     shards = [local(grad) for grad in grads if local(grad) is not grad]
     if not shards:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import checkpoint as theirs
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from regard.errors import UsageError
 from regard.training import checkpoint, distributed, fit, sharding
@@ -85,8 +86,8 @@ def test_any_rows_are_read_from_the_parts_of_any_number_of_ranks(tmp_path, size)
 def test_pytorch_reads_the_parts_and_nothing_is_pickled(tmp_path):
     write(tmp_path, 3)
     found = {name: torch.zeros_like(x) for name, x in WHOLE.items()}
-    reader = theirs.HuggingFaceStorageReader(str(tmp_path / "step-3" / "raw"))
-    theirs.load(found, storage_reader=reader, no_dist=True)
+    reader = HuggingFaceStorageReader(str(tmp_path / "step-3" / "raw"))
+    load(found, storage_reader=reader, no_dist=True)
     assert same(found, WHOLE)
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert kinds == {".safetensors", ".json"}

@@ -89,7 +89,7 @@ def test_every_family_learns_from_shards_what_it_learns_whole():
 
 def test_layers_that_are_computed_again_learn_the_same_to_the_bit():
     """With dropout; running statistics of batch norms see a batch once."""
-    kinds = [(build(name, kind), text_loss, LENGTHS[0]) for name, kind in KINDS]
+    kinds: list[Any] = [(build(name, kind), text_loss, LENGTHS[0]) for name, kind in KINDS]
     for name, kind in vision.KINDS:
         torch.manual_seed(0)
         model = family(name)[1](vision.FAMILIES[name][kind])
