@@ -364,7 +364,7 @@ def compared(runs: Sequence[Path]) -> Any:
     size = kept[0]["size"]
 
     def share(of: str) -> Callable[[np.ndarray], np.ndarray]:
-        sums = sum(one[of] for one in kept) / len(kept)
+        sums = np.mean([one[of] for one in kept], 0)
         return lambda rows: 100 * sums[rows].sum(-1) / size[rows].sum(-1)
 
     both = {"accuracy": (share("ours"), share("linear"))}
