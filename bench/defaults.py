@@ -365,7 +365,7 @@ def compared(runs: Sequence[Path]) -> Any:
 
     def share(of: str) -> Callable[[np.ndarray], np.ndarray]:
         sums = np.mean([one[of] for one in kept], 0)
-        return lambda rows: 100 * sums[rows].sum(-1) / size[rows].sum(-1)
+        return lambda rows: 100 * np.sum(sums[rows], -1) / size[rows].sum(-1)
 
     both = {"accuracy": (share("ours"), share("linear"))}
     return paired_bootstrap(both, len(size), SAMPLES, "paired bootstrap")[0]

@@ -167,7 +167,7 @@ def _members(path: str) -> Iterator[tuple[bytes, int, int]]:
         try:
             tar = tarfile.TarFile(fileobj=file, errors="surrogateescape")
             while (member := tar.next()) is not None:
-                tar.members.clear()  # else it keeps them all
+                tar.members.clear()  # type: ignore[attr-defined] # else it keeps them all
                 name = _checked(member, path)
                 if member.offset <= last or member.offset_data + member.size > length:
                     raise tarfile.ReadError(f"{member.name} is cut short")

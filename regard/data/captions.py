@@ -65,8 +65,8 @@ def captions_in(
         path.is_dir() and not IMAGE_MEDIA.tables(path) and archives_in(path)
     ):
         read = partial(IMAGE_MEDIA.list_files, target="text")
-        for name, files in IMAGE_MEDIA.folder_parts(path, read).items():
-            found = files()[0] if part in ("", name) else None
+        for name, read_part in IMAGE_MEDIA.folder_parts(path, read).items():
+            found = read_part()[0] if part in ("", name) else None
             if found is not None and found.texts is not None:
                 captions |= {w: [t] for w, t in zip(found.where, found.texts, strict=True)}
         return captions

@@ -122,7 +122,7 @@ class Items(Sequence[Item]):
         if isinstance(i, slice):
             return self.pick(range(len(self))[i])
         text = self.texts[i] if self.texts is not None else ""
-        label = self.label_names[self.codes[i]]
+        label = self.label_names[int(self.codes[i])]
         return Item(self.where[i], label, self.digests[i].tobytes().hex(), text)
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> "Items":
@@ -143,12 +143,13 @@ class Items(Sequence[Item]):
 
     def strata(self) -> list[str]:
         """Label by which each file is split evenly; nothing where one has none."""
-        return [self.label_names[code] for code in self.codes.tolist()] if all(self.labels) else []
+        names = list(self.label_names)
+        return [names[code] for code in self.codes.tolist()] if all(self.labels) else []
 
     @property
     def labels(self) -> list[str]:
         """Labels that some file has, in no order."""
-        return [self.label_names[code] for code in np.unique(self.codes).tolist()]
+        return [self.label_names[int(code)] for code in np.unique(self.codes)]
 
 
 def numbered(labels: Iterable[str]) -> tuple[np.ndarray, list[str]]:

@@ -56,7 +56,8 @@ class Media:
     broken: type[UsageError]
     look: Callable[[Any, str], tuple[Any, ...]]  # header of a path or bytes that have a name
     header: np.dtype[Any]
-    beside: Mapping[str, tuple[str, ...]]  # where in a tar a label or text is -> keys of a JSON
+    # suffixes of files with a label or a text beside them in a tar, and its keys in a JSON file
+    beside: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
     def has_suffix(self, name: str) -> bool:
         """True if a name ends as those of such files."""
@@ -268,9 +269,9 @@ class Media:
                 at = np.flatnonzero(lain)
                 Kept(files.where.pick(at), files.stamps[at], hashes[at], headers[at]).save(key)
         if bad:
-            rows = np.flatnonzero(good)
+            rows = np.flatnonzero(good).tolist()
             files, hashes, headers = files.pick(rows), hashes[rows], headers[rows]
-            contents = [contents[i] for i in rows.tolist() if contents]
+            contents = [contents[i] for i in rows if contents]
         items = Items(files.where, files.codes, files.labels, hashes, files.texts)
         return MediaScan(items, headers, contents, bad, total)
 
@@ -444,7 +445,7 @@ def label_numbers(items: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
         codes, names = items.codes, items.label_names
     else:
         codes, names = numbered(item.label for item in items)
-    every = {names[code] for code in np.unique(codes).tolist()}
+    every = {names[int(code)] for code in np.unique(codes)}
     if not every & numbers.keys() and all(label.isdecimal() for label in every):
         numbers = {str(i): i for i in range(len(classes))}  # numbers of labels that have names
     if unknown := every - numbers.keys():

@@ -84,7 +84,10 @@ class SoundFiles(MediaFiles):
     @cached_property
     def infos(self) -> list[SoundInfo]:
         """What the header of each sound says."""
-        return [SoundInfo(*row[:3], row[3].decode()) for row in self.headers.tolist()]
+        return [
+            SoundInfo(rate, channels, seconds, kind.decode())
+            for rate, channels, seconds, kind in self.headers.tolist()
+        ]
 
     def pick(self, numbers: Sequence[int]) -> "SoundFiles":
         """Some of the sounds."""

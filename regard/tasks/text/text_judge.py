@@ -202,7 +202,7 @@ class TextJudge(Judge[Corpus, E, list[str]]):
         )
 
 
-def _pairs(data: Corpus) -> list[Pair]:
+def _pairs(data: Corpus) -> Sequence[Pair]:
     """Pairs of the only part."""
     (pairs,) = data.parts.values()
     return pairs
