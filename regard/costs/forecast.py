@@ -85,6 +85,15 @@ class TrainingSettings:
             raise UsageError(
                 f"batches={batches} is no multiple of devices={self.devices}; choose {fits}"
             )
+        if (
+            self.parallel == "hsdp"
+            and self.devices > self.per_host
+            and self.devices % self.per_host
+        ):
+            raise UsageError(
+                f"parallel=hsdp needs as many devices on one host as on another, and "
+                f"devices={self.devices} is no multiple of per_host={self.per_host}"
+            )
         dtype = self.dtype or ("bfloat16" if "bfloat16" in kind.rates else "float32")
         if dtype not in kind.rates:
             raise UsageError(f"dtype={dtype}: {self.kind} computes in {', '.join(kind.rates)}")
@@ -152,7 +161,7 @@ def forecast(
     memory |= {"EMA": FLOAT * held * bool(options.ema), "activations": activations * size // FLOAT}
     memory |= {"loss": loss, "copies": copies}
     spent = seconds(work, setup, fitted())
-    step, moved = spent.pop("step"), traffic(work, setup)
+    step, (near, far) = spent.pop("step"), traffic(work, setup)
     tokens = setup.devices * setup.accumulate * inputs[0].numel()
     if inputs[0].is_floating_point():
         if options.tokens:
@@ -167,9 +176,19 @@ def forecast(
     steps = math.ceil(options.tokens / tokens) if options.tokens and tokens else options.steps
     like = min(measurements(), key=unlike)
     told = seconds(like.work, like.setup, fitted())["step"] / like.step_seconds
+    capacity = int(KINDS[setup.kind].memory)
     return Forecast(
-        *(setup, step, spent, memory, int(KINDS[setup.kind].memory), *map(int, moved)),
-        *(steps, tokens, like.title, told),
+        setup,
+        step,
+        spent,
+        memory,
+        capacity,
+        int(near),
+        int(far),
+        steps,
+        tokens,
+        like.title,
+        told,
     )
 
 

@@ -261,6 +261,7 @@ def test_llama_does_not_fit_on_one_device(capsys):
         ({"kind": "a100", "devices": 8, "batches": 12}, "choose 16"),
         ({"kind": "p100", "dtype": "bfloat16"}, "computes in float32"),
         ({"kind": "h100", "dtype": "float8"}, "bfloat16, float32"),
+        ({"kind": "a100", "devices": 12, "parallel": "hsdp"}, "no multiple of per_host=8"),
         ({"kind": "a100", "devices": 0}, "devices=0"),
         ({"kind": "a100", "devices": 2**30}, "devices=1073741824"),
         ({"kind": "a100", "tokens": 0}, "tokens=0"),
