@@ -59,7 +59,7 @@ class Load(NamedTuple):
 
     linear: float  # multiply-adds of products with weights
     attention: float  # and of attention
-    traffic: float  # bytes that other operations read and write, in float32
+    traffic: float  # bytes that operations read and write, in float32
     calls: float
 
 

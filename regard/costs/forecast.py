@@ -206,7 +206,7 @@ def _step(model: nn.Module, inputs: tuple[Tensor, ...]) -> Counted:
 
 def _load(counted: Counted) -> Load:
     products = counted.products
-    moved = sum(moved for made, moved in counted.calls if not made)
+    moved = sum(moved for _, moved in counted.calls)
     linear = counted.multiply_adds - products["attention"]
     return Load(linear, products["attention"], moved, len(counted.calls))
 

@@ -65,7 +65,7 @@ def test_forecasts_hold_on_the_half_of_the_measurements_that_they_were_not_fitte
     off = errors()
     assert len(off) > 100
     assert sum(x <= 1.3 for x in off) >= 0.9 * len(off)
-    assert max(off) <= 1.51  # KempnerForge's one H200; meant was 1.5
+    assert max(off) <= 1.5
 
 
 def test_about_half_of_the_measurements_judge():
@@ -74,7 +74,7 @@ def test_about_half_of_the_measurements_judge():
     assert not any(row.is_fitted for row in rows if row.source in (LLAMA, TRANSFORMER))
 
 
-@pytest.mark.parametrize(("source", "rows", "most"), [(LLAMA, 4, 1.55), (TRANSFORMER, 2, 1.59)])
+@pytest.mark.parametrize(("source", "rows", "most"), [(LLAMA, 4, 1.68), (TRANSFORMER, 2, 1.63)])
 def test_published_trainings_are_no_further_off_than_is_told(source, rows, most):
     """1.5 was meant: LLaMA's 65B is forecast too slow, the Transformer's base too fast."""
     assert len(off := errors(source)) == rows
