@@ -90,7 +90,7 @@ def configured(name: str, length: int) -> tuple[str, Any]:
 def counted(name: str, length: int, batch: int) -> tuple[Load, Load]:
     """What a batch asks of a device, and what recomputing adds."""
     kind, config = configured(name, length)
-    return loads(build(kind, config), Reading(name, config, batch, {"length": length})())[:2]
+    return loads(build(kind, config), Reading(name, config, batch, {"length": length})())
 
 
 @cache
@@ -126,16 +126,13 @@ def ratio(row: Measured, constants: dict[str, float]) -> float:
     return seconds(row.work, row.setup, constants)["step"] / row.step_seconds
 
 
-# constant -> where the search begins; none is more than a share of a rate may be, which is 1, and
-# operations cannot be fused so far that a third of their traffic is not left
+# constant -> where the search begins; none but traffic is more than a share may be, which is 1
 START = {
     "products_ampere": 0.75,
     "products_hopper": 0.6,
     "attention_ampere": 0.6,
     "attention_hopper": 0.5,
     "traffic": 1.2,
-    "compiled": 0.8,
-    "float8": 0.6,
     "link": 0.6,
     "wire": 0.6,
     "exposed": 0.2,
@@ -160,8 +157,7 @@ def fit(rows: list[Measured]) -> dict[str, float]:
         for name in START:
             for way in (step, -step):
                 tried = best | {name: best[name] * exp(way)}
-                shares = [v for k, v in tried.items() if k not in ("traffic", "compiled")]
-                if max(shares) > 1 or tried["compiled"] < tried["traffic"] / 3:
+                if max(value for key, value in tried.items() if key != "traffic") > 1:
                     continue
                 told = loss(tried)
                 if told < least:

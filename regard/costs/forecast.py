@@ -3,14 +3,17 @@
 import copy
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.costs.accelerators import (
     KINDS,
@@ -24,7 +27,7 @@ from regard.costs.accelerators import (
     seconds,
     traffic,
 )
-from regard.costs.count import Counted, count, pretend, storage, tensors
+from regard.costs.count import Counted, count, pretend, tensors
 from regard.errors import UsageError
 from regard.metrics.results import Named
 from regard.settings import setting
@@ -55,7 +58,6 @@ class TrainingSettings:
         "data type; bfloat16 unless given, where the accelerator has it",
         choices=("float32", "bfloat16"),
     )
-    compile: bool = setting(False, "compile the model with torch.compile")
     recompute: bool = setting(False, "compute layers again in the backward pass, to save memory")
     ema: float = setting(0.0, "EMA decay; 0 disables it", min=0, max=0.99999)
     steps: int | None = setting(None, "steps of the training", min=1, max=2**40)
@@ -83,10 +85,19 @@ class TrainingSettings:
             raise UsageError(
                 f"batches={batches} is no multiple of devices={self.devices}; choose {fits}"
             )
+        if (
+            self.parallel == "hsdp"
+            and self.devices > self.per_host
+            and self.devices % self.per_host
+        ):
+            raise UsageError(
+                f"parallel=hsdp needs as many devices on one host as on another, and "
+                f"devices={self.devices} is no multiple of per_host={self.per_host}"
+            )
         dtype = self.dtype or ("bfloat16" if "bfloat16" in kind.rates else "float32")
         if dtype not in kind.rates:
             raise UsageError(f"dtype={dtype}: {self.kind} computes in {', '.join(kind.rates)}")
-        share = (dtype, self.parallel, batches // self.devices, self.recompute, self.compile)
+        share = (dtype, self.parallel, batches // self.devices, float(self.recompute))
         return Setup(self.kind, self.devices, self.per_host, *share)
 
 
@@ -125,7 +136,7 @@ class Forecast(Named):
 
 
 def forecast(
-    model: nn.Module, inputs: tuple[Tensor, ...], setup: Setup, kept: int, options: TrainingSettings
+    model: nn.Module, inputs: tuple[Tensor, ...], setup: Setup, options: TrainingSettings
 ) -> Forecast:
     """Forecast a training of a model on the meta device.
 
@@ -133,10 +144,9 @@ def forecast(
         model: the model.
         inputs: a batch of a device.
         setup: the devices.
-        kept: bytes that a step keeps of the batch in float32.
         options: how long it is, and what else takes memory.
     """
-    batch, again, kept_recomputing = loads(model, inputs)
+    batch, again = loads(model, inputs)
     total = held = whole = sum(p.numel() for p in model.parameters())
     size, spread = SIZES[setup.dtype], min(setup.devices, setup.per_host)
     # weights cast to a smaller type, and a buffer in which gradients are added up
@@ -146,11 +156,12 @@ def forecast(
         held, whole, gathered = shards(model, spread)
         copies = size * gathered + FLOAT * whole
     work = Work(batch, again, total, held, whole)
-    kept = (kept_recomputing if setup.recompute else kept) * size // FLOAT
+    activations, loss = kept(model, inputs, bool(setup.recompute))
     memory = {"weights": FLOAT * held, "gradients": FLOAT * held, "moments": 2 * FLOAT * held}
-    memory |= {"EMA": FLOAT * held * bool(options.ema), "activations": kept, "copies": copies}
+    memory |= {"EMA": FLOAT * held * bool(options.ema), "activations": activations * size // FLOAT}
+    memory |= {"loss": loss, "copies": copies}
     spent = seconds(work, setup, fitted())
-    step, moved = spent.pop("step"), traffic(work, setup)
+    step, (near, far) = spent.pop("step"), traffic(work, setup)
     tokens = setup.devices * setup.accumulate * inputs[0].numel()
     if inputs[0].is_floating_point():
         if options.tokens:
@@ -165,59 +176,94 @@ def forecast(
     steps = math.ceil(options.tokens / tokens) if options.tokens and tokens else options.steps
     like = min(measurements(), key=unlike)
     told = seconds(like.work, like.setup, fitted())["step"] / like.step_seconds
+    capacity = int(KINDS[setup.kind].memory)
     return Forecast(
-        *(setup, step, spent, memory, int(KINDS[setup.kind].memory), *map(int, moved)),
-        *(steps, tokens, like.title, told),
+        setup,
+        step,
+        spent,
+        memory,
+        capacity,
+        int(near),
+        int(far),
+        steps,
+        tokens,
+        like.title,
+        told,
     )
 
 
-def _step(model: nn.Module, inputs: tuple[Tensor, ...], backward: bool = True) -> Counted:
-    """Count a step with a loss over what the model predicts."""
-
-    def run() -> Tensor:
-        return next(tensors(model(*inputs))).float().log_softmax(-1)
-
+def _count(model: nn.Module, run: Callable[[], Tensor], backward: bool) -> Counted:
     for parameter in model.parameters():
         parameter.grad = None
     with pretend(), torch.enable_grad():
         return count(run, model=model.train(), backward=backward)
 
 
+def _step(model: nn.Module, inputs: tuple[Tensor, ...]) -> Counted:
+    """Count a step with a loss over what the model predicts."""
+    return _count(model, lambda: next(tensors(model(*inputs))).float().log_softmax(-1), True)
+
+
 def _load(counted: Counted) -> Load:
     products = counted.products
-    moved = sum(moved for made, moved in counted.calls if not made)
+    moved = sum(moved for _, moved in counted.calls)
     linear = counted.multiply_adds - products["attention"]
     return Load(linear, products["attention"], moved, len(counted.calls))
 
 
-def loads(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Load, Load, int]:
-    """Count what a batch asks of a device, what recomputing all layers adds to it, and the bytes
-    that a backward pass then needs: what layers read, and all of the largest of them.
-    """
-    plain, layers = _load(_step(model, inputs)), layers_of(model)
-    inside: list[Counted] = []
-    read: dict[int, int] = {}
-
-    def counting(layer: nn.Module, forward: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            out: list[Any] = []
-            inside.append(count(lambda: out.append(forward(*args, **kwargs)), model=layer))
-            given = tensors([*args, *kwargs.values()])
-            read.update({storage(x): x.untyped_storage().nbytes() for x in given})
-            return out[0]
-
-        return run
-
+@contextmanager
+def _instead(layers: list[nn.Module], wrapped: Callable[[nn.Module], Callable]) -> Iterator[None]:
+    """Have layers run another function than their own inside the context."""
     for layer in layers:
-        layer.forward = counting(layer, layer.forward)
+        layer.forward = wrapped(layer)
     try:
-        outside = _step(model, inputs, backward=False)
+        yield
     finally:
         for layer in layers:
             del layer.forward
-    again = Load(*map(sum, zip((0,) * 4, *map(_load, inside), strict=True)))
-    kept = outside.kept + sum(read.values()) + max((one.kept for one in inside), default=0)
-    return plain, again, kept
+
+
+def _again(layer: nn.Module) -> Callable:
+    # a backward pass runs outside of the function mode that is on
+    more = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), pretend())}
+    return partial(checkpoint, layer.forward, **more)
+
+
+def loads(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Load, Load]:
+    """Count what a batch asks of a device, and what recomputing all layers adds to it."""
+    plain, layers = _load(_step(model, inputs)), layers_of(model)
+    with _instead(layers, _again):
+        step = _load(_step(model, inputs))
+    return plain, Load(*(a - b for a, b in zip(step, plain, strict=True)))
+
+
+def kept(model: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> tuple[int, int]:
+    """Count the bytes that a backward pass needs of a model, and of a loss over its predictions.
+
+    If layers are recomputed these are what they read, and all that one of them needs at a time.
+    """
+    layers, most = layers_of(model) if recompute else [], 0
+
+    def run() -> Tensor:
+        return next(tensors(model(*inputs)))
+
+    def alone(layer: nn.Module) -> Callable:
+        forward = layer.forward
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal most
+            out: list[Any] = []
+            most = max(most, count(lambda: out.append(forward(*args, **kwargs)), model=layer).kept)
+            return out[0]
+
+        return counted
+
+    with _instead(layers, alone):
+        _count(model, run, False)
+    with _instead(layers, _again):
+        alone_kept = _count(model, run, False).kept
+        judged = _count(model, lambda: run().float().log_softmax(-1), False).kept
+    return alone_kept + most, judged - alone_kept
 
 
 def shards(model: nn.Module, devices: int) -> tuple[int, int, int]:

@@ -182,7 +182,7 @@ class Cost(Named):
         spent = ", ".join(f"{what} {seconds(s)}" for what, s in told.spent.items() if s >= 1e-4)
         room = ", ".join(f"{what} {binary(n)}" for what, n in told.memory.items() if n)
         length = f", {told.step_tokens:,} tokens" if told.step_tokens else ""
-        more = "".join(f", {key}" for key in ("recompute", "compile") if getattr(setup, key))
+        more = ", recompute" if setup.recompute else ""
         lines = [
             "",
             f"forecast        {_many(setup.devices, setup.kind, setup.kind)}, {setup.parallel}, "
@@ -362,7 +362,7 @@ def measure(name: str, kind: str, model: nn.Module, options: CostSettings) -> Co
         running_seconds=run.seconds(roof.rate, roof.bandwidth, roof.call),
         training_seconds=step.seconds(roof.rate, roof.bandwidth, roof.call),
         growth=grown if grown[1:] else [],
-        forecast=forecast(model, read(), setup, step.kept, options) if setup else None,
+        forecast=forecast(model, read(), setup, options) if setup else None,
     )
 
 
