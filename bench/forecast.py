@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from apart import machine  # noqa: E402
 
 from regard.costs import accelerators  # noqa: E402
 from regard.costs.accelerators import (  # noqa: E402
     JUDGED,
     Load,
-    Measured,
+    MeasuredTraining,
     fitted,
     measurements,
     seconds,
@@ -121,8 +122,8 @@ def recount(path: Path) -> None:
     path.write_text("\n".join(text) + "\n")
 
 
-def ratio(row: Measured, constants: dict[str, float]) -> float:
-    """Forecast over truth."""
+def ratio(row: MeasuredTraining, constants: dict[str, float]) -> float:
+    """TrainingForecast over truth."""
     return seconds(row.work, row.setup, constants)["step"] / row.step_seconds
 
 
@@ -139,7 +140,7 @@ START = {
 }
 
 
-def fit(rows: list[Measured]) -> dict[str, float]:
+def fit(rows: list[MeasuredTraining]) -> dict[str, float]:
     """Constants that bring the forecasts of rows nearest to the truth, by steps in one at a time.
 
     An error counts by the square of its logarithm; beyond a factor 1.2, by its size.
@@ -179,7 +180,7 @@ def quantiles(name: str, ratios: Iterable[float]) -> None:
         print(f"ratio {key}_{share:.0%} {np.quantile(errors, share):.3f}")
 
 
-def show(rows: list[Measured], constants: dict[str, float]) -> None:
+def show(rows: list[MeasuredTraining], constants: dict[str, float]) -> None:
     """Print every row with its forecast."""
     for row in rows:
         told, s = seconds(row.work, row.setup, constants), row.setup
@@ -201,6 +202,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the constants again")
     parser.add_argument("--quick", action="store_true", help="changes nothing")
     options = parser.parse_args()
+    print(machine(), flush=True)
     torch.set_num_threads(1)
     if options.count:
         recount(COSTS / "measured.tsv")
@@ -212,7 +214,7 @@ def main() -> None:
         constants = fitted()
     show(rows, constants)
     print(json.dumps(constants, indent=2))
-    groups: dict[str, Callable[[Measured], bool]] = {
+    groups: dict[str, Callable[[MeasuredTraining], bool]] = {
         "fitted half": lambda row: row.is_fitted,
         "judging half": lambda row: not row.is_fitted and row.source not in JUDGED,
     }

@@ -27,6 +27,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from apart import machine
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 STAGES = ("make", "index", "measure", "workers", "clean")
@@ -218,6 +220,7 @@ def main() -> None:
     if given.start:
         print(json.dumps(start(home / given.start)))
         return
+    print(machine(), flush=True)
     quick = given.quick
     for stage in given.stages:
         if stage == "make":

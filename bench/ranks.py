@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "runs" / "ranks"
 sys.path.insert(0, str(ROOT))
 
+from apart import machine  # noqa: E402
+
 from tests.zoo import ANIMALS  # noqa: E402
 
 QUICK = "--quick" in sys.argv
@@ -165,6 +167,7 @@ def speed(before: Path) -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     if "--speed" in sys.argv:
         speed(Path(sys.argv[sys.argv.index("--speed") + 1]).resolve())
     else:

@@ -711,7 +711,7 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
     kept; or regard, with quantise="int8" for a model that writes texts: its card tells what that
     costs on `data`.
     """
-    from regard.metrics.mixture import ALONE, MIXTURE_FILE
+    from regard.metrics.mixture import LINEAR_ALONE, MIXTURE_FILE
     from regard.pretrained.import_export import ExportSettings, export_model
 
     if "data" in settings:
@@ -727,7 +727,7 @@ def export(model: Place, /, *, out: Place | None = None, **settings: Any) -> Sav
         return Saved(str(export_onnx(load(model, task=asked.task), asked.out)))
     folder = find_model(model)
     if (folder / MIXTURE_FILE).exists():
-        raise UsageError(ALONE)
+        raise UsageError(LINEAR_ALONE)
     return Saved(str(export_model(folder, asked, _whole)))
 
 

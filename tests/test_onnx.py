@@ -45,7 +45,7 @@ def _like(name, **more):
 
 
 def _tags(**more):
-    return "tag", {**_TEXT, "steps": 2, "quiet": True, "threads": 1, **more}
+    return "tag", {**_TEXT, "steps": 2, "quiet": True, "threads": 1, "linear": False, **more}
 
 
 def _images(family, **more):

@@ -20,7 +20,7 @@ JUDGED = ("arXiv:2302.13971", "meta-llama/llama", "arXiv:1706.03762")
 
 
 @dataclass(frozen=True)
-class Kind:
+class Accelerator:
     """An accelerator as its data sheet has it.
 
     Args:
@@ -45,12 +45,12 @@ _HOPPER = {"float32": 67e12, "bfloat16": 989.5e12}
 # NVIDIA's data sheets (SXM, without sparsity); the P100 is the PCIe card, as its rate is nearest to
 # the 9.5 TFLOPS of Vaswani et al. 2017.
 # Networks are those of the clusters measured: 200 and 400 Gbit/s a device.
-KINDS = {
-    "p100": Kind({"float32": 9.3e12}, 15.9 * _GIB, 732e9, 16e9, 12.5e9, "ampere"),
-    "a100-40gb": Kind(_AMPERE, 39.4 * _GIB, 1555e9, 300e9, 25e9, "ampere"),
-    "a100": Kind(_AMPERE, 79.1 * _GIB, 2039e9, 300e9, 25e9, "ampere"),
-    "h100": Kind(_HOPPER, 79.1 * _GIB, 3350e9, 450e9, 50e9, "hopper"),
-    "h200": Kind(_HOPPER, 139.8 * _GIB, 4800e9, 450e9, 50e9, "hopper"),
+ACCELERATORS = {
+    "p100": Accelerator({"float32": 9.3e12}, 15.9 * _GIB, 732e9, 16e9, 12.5e9, "ampere"),
+    "a100-40gb": Accelerator(_AMPERE, 39.4 * _GIB, 1555e9, 300e9, 25e9, "ampere"),
+    "a100": Accelerator(_AMPERE, 79.1 * _GIB, 2039e9, 300e9, 25e9, "ampere"),
+    "h100": Accelerator(_HOPPER, 79.1 * _GIB, 3350e9, 450e9, 50e9, "hopper"),
+    "h200": Accelerator(_HOPPER, 139.8 * _GIB, 4800e9, 450e9, 50e9, "hopper"),
 }
 
 
@@ -85,7 +85,7 @@ class Setup(NamedTuple):
     recompute: float = 0.0  # share of the layers
 
 
-class Measured(NamedTuple):
+class MeasuredTraining(NamedTuple):
     """A row of the table: a training that somebody has measured."""
 
     source: str
@@ -125,14 +125,14 @@ def fitted() -> dict[str, float]:
 
 
 @cache
-def measurements() -> list[Measured]:
+def measurements() -> list[MeasuredTraining]:
     """Read the measurements, with what was counted of their models."""
     lines = _text("measured.tsv").splitlines()
     rows = csv.DictReader((line for line in lines if line[:1] != "#"), delimiter="\t")
     return [_row(row) for row in rows]
 
 
-def _row(row: dict[str, str]) -> Measured:
+def _row(row: dict[str, str]) -> MeasuredTraining:
     def number(name: str) -> int:
         return int(row[name])
 
@@ -144,7 +144,7 @@ def _row(row: dict[str, str]) -> Measured:
         *(number("accumulate"), float(row["recompute"])),
     )
     speed = float(row["tokens_per_second"])
-    return Measured(
+    return MeasuredTraining(
         row["source"], row["model"], number("length"), number("batch"), setup, work, speed
     )
 
@@ -168,7 +168,7 @@ def traffic(work: Work, setup: Setup) -> tuple[float, float]:
 
 
 def seconds(work: Work, setup: Setup, constants: Mapping[str, float]) -> dict[str, float]:
-    """Forecast the seconds of a step, and what it is spent on, of which a part is at once.
+    """TrainingForecast the seconds of a step, and what it is spent on, of which a part is at once.
 
     Args:
         work: what a batch takes.
@@ -178,7 +178,7 @@ def seconds(work: Work, setup: Setup, constants: Mapping[str, float]) -> dict[st
             moved for each that was counted; `exposed`, the part of an exchange that products
             do not hide, or the reverse.
     """
-    kind = KINDS[setup.kind]
+    kind = ACCELERATORS[setup.kind]
     batch = [a + setup.recompute * b for a, b in zip(work.batch, work.again, strict=True)]
     linear, attention, moved, calls = (setup.accumulate * x for x in batch)
     compute = linear / constants[f"products_{kind.like}"]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.costs.accelerators import (
-    KINDS,
+    ACCELERATORS,
     SIZES,
     Load,
-    Measured,
+    MeasuredTraining,
     Setup,
     Work,
     fitted,
@@ -41,7 +41,7 @@ class TrainingSettings:
     """A training on accelerators, to forecast."""
 
     kind: str | None = setting(
-        None, "forecast a training on accelerators of this kind", choices=KINDS
+        None, "forecast a training on accelerators of this kind", choices=ACCELERATORS
     )
     devices: int = setting(1, "accelerators", min=1, max=2**16)
     per_host: int = setting(8, "accelerators of a host", min=1, max=1024)
@@ -72,14 +72,14 @@ class TrainingSettings:
                 if getattr(self, each.name) != each.default:
                     raise UsageError(
                         f"{each.name}={getattr(self, each.name)} is of a training on accelerators; "
-                        f"add kind=, one of {', '.join(KINDS)}"
+                        f"add kind=, one of {', '.join(ACCELERATORS)}"
                     )
             return None
         if self.steps and self.tokens:
             raise UsageError(
                 f"steps={self.steps} and tokens={self.tokens:g} both say how long; keep one"
             )
-        batches, kind = self.batches or self.devices, KINDS[self.kind]
+        batches, kind = self.batches or self.devices, ACCELERATORS[self.kind]
         if batches % self.devices:
             fits = -(-batches // self.devices) * self.devices
             raise UsageError(
@@ -102,7 +102,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class Forecast(Named):
+class TrainingForecast(Named):
     """What a training would take on accelerators, as public measurements have it."""
 
     setup: Setup
@@ -137,8 +137,8 @@ class Forecast(Named):
 
 def forecast(
     model: nn.Module, inputs: tuple[Tensor, ...], setup: Setup, options: TrainingSettings
-) -> Forecast:
-    """Forecast a training of a model on the meta device.
+) -> TrainingForecast:
+    """TrainingForecast a training of a model on the meta device.
 
     Args:
         model: the model.
@@ -168,7 +168,7 @@ def forecast(
             raise UsageError(f"tokens={options.tokens:g}: only texts have tokens; give steps=")
         tokens = None
 
-    def unlike(row: Measured) -> float:
+    def unlike(row: MeasuredTraining) -> float:
         pairs = [(row.work.parameters, total), (row.setup.devices, setup.devices)]
         pairs.append((row.length, inputs[0].shape[-1]))
         return sum(abs(math.log(a / b)) for a, b in pairs) + 100 * (row.setup.kind != setup.kind)
@@ -176,8 +176,8 @@ def forecast(
     steps = math.ceil(options.tokens / tokens) if options.tokens and tokens else options.steps
     like = min(measurements(), key=unlike)
     told = seconds(like.work, like.setup, fitted())["step"] / like.step_seconds
-    capacity = int(KINDS[setup.kind].memory)
-    return Forecast(
+    capacity = int(ACCELERATORS[setup.kind].memory)
+    return TrainingForecast(
         setup,
         step,
         spent,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.watch import watch
 from regard.costs.count import Counted, count, pretend
-from regard.costs.forecast import FLOAT, Forecast, TrainingSettings, forecast
+from regard.costs.forecast import FLOAT, TrainingForecast, TrainingSettings, forecast
 from regard.costs.machine import Machine, machine
 from regard.costs.model import Reading, build, described, named
 from regard.errors import UsageError
@@ -119,7 +119,7 @@ class Cost(Named):
     running_seconds: float
     training_seconds: float
     growth: list[Larger]
-    forecast: Forecast | None = None
+    forecast: TrainingForecast | None = None
 
     @property
     def training_bytes(self) -> int:

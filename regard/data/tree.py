@@ -24,7 +24,7 @@ _MOST_BESIDE = 2**20  # bytes of a file that holds a label or a text
 _NO_FILE = (-1, -1, -1)  # the stamp of a link that leads nowhere
 
 
-class Tree(NamedTuple):
+class FileTree(NamedTuple):
     """Files of a kind below some roots, as they were found."""
 
     where: TextBlob
@@ -63,7 +63,7 @@ class Tree(NamedTuple):
         return FileList(self.where.pick(order), codes, labels, stamps), list(counts.values())
 
 
-def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
+def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> FileTree:
     """Find all files of a kind below folders or places in tars."""
     home = os.path.join(os.path.commonpath(roots) if len(roots) > 1 else roots[0], "")
     blob, ends, at, stamps = bytearray(), array("q"), array("i"), array("q")
@@ -95,7 +95,7 @@ def read_tree(roots: Sequence[Path], fits: Callable[[str], bool]) -> Tree:
                 raise UsageError(f"{root}: over {MOST_FILES:,} files; too many to be meant")
     where = TextBlob(bytes(blob), np.frombuffer(ends, np.int64), home)
     table = np.frombuffer(stamps, np.int64).reshape(-1, 3)
-    return Tree(where, np.frombuffer(at, np.int32), list(places), table, others, other)
+    return FileTree(where, np.frombuffer(at, np.int32), list(places), table, others, other)
 
 
 # of folders below a root: place, names of the files in it, and the stamp of each by its number

@@ -23,7 +23,7 @@ _MAX_WEIGHT, _MAX_BYTES = 100.0, 2**26
 _SMOOTHING = 0.02  # of labels, so that rows which are all right ask for no endless weights
 _MAX_COMPARED = 2000  # rows by which weights are chosen
 _CLEAR, _PRIOR = 0.5, 10.0  # standard errors of a loss; of a weight, by its square
-ALONE = (  # why no other tool takes it
+LINEAR_ALONE = (  # why no other tool takes it
     "only the encoder of a classifier can be exported, and this one has a linear model added to "
     "it; train with linear=false to export"
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard import __version__
 from regard.errors import UsageError, log
 from regard.files import making, write_atomically
-from regard.metrics.mixture import ALONE
+from regard.metrics.mixture import LINEAR_ALONE
 from regard.onnx.programs import PROGRAMS, Exported, Greedy, Program
 from regard.onnx.readme import readme
 from regard.pretrained.tokenizer_folder import export_tokenizers
@@ -47,7 +47,7 @@ def export_onnx(runner: Runner[Any], out: str | Path) -> Path:
         known = ", ".join(PROGRAMS)
         raise UsageError(f"ONNX takes a model for {known} from us, not one for {runner.name}")
     if getattr(getattr(runner.codec, "baselines", None), "mixture", None) is not None:
-        raise UsageError(ALONE)
+        raise UsageError(LINEAR_ALONE)
     runner.model.eval()
     exported = PROGRAMS[runner.name](runner)
     with making(out) as partial:

@@ -182,7 +182,15 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def newest_complete(folder: Path, by: Group = ALONE) -> tuple[Path | None, list[Path]]:
     """Newest complete checkpoint, and the damaged ones that are newer."""
     damaged = []
-    for name in by.gather([path.name for _, path in checkpoints(folder)])[0]:
+    every = by.gather([[step, path.name] for step, path in checkpoints(folder)])
+    newest = [max((step for step, _ in some), default=0) for some in every]
+    for rank, step in enumerate(newest):
+        if step != newest[0]:
+            raise UsageError(
+                f"{folder}: rank {rank} finds step {step:,} here, rank 0 step {newest[0]:,}; "
+                "give an out= that all hosts share"
+            )
+    for _, name in every[0]:
         path = folder / name
         if is_complete(path, by):
             return path, damaged

@@ -91,7 +91,8 @@ def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
         yield
         dist.barrier()
     except RuntimeError as error:  # of gloo or NCCL
-        if not any(word in str(error) for word in _CUT_OFF):
+        lost = isinstance(error, dist.DistError)  # such as an address that never comes
+        if not lost and not any(word in str(error) for word in _CUT_OFF):
             raise
         _end(f"lost the connection to another process ({str(error).splitlines()[0][:200]})")
     finally:

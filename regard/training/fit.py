@@ -304,12 +304,6 @@ class Fit:
     def _run(self) -> Outcome:
         reuse_memory()
         self.restore()
-        step = self.counters["step"]
-        if (first := int(distributed.broadcast(step))) != step:
-            raise UsageError(
-                f"{self.checkpoints}: rank {distributed.rank()} finds step {step:,} here, rank 0 "
-                f"step {first:,}; give an out= that all hosts share"
-            )
         if distributed.broadcast(self.lost) and self.acts:
             self._publish_again()
         distributed.barrier()

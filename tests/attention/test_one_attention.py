@@ -22,6 +22,7 @@ PRODUCTS = {
     "attention/kernels.py:small_query": "an implementation of the table",
     "decode/search.py:keep_min_p": "min_p: a fraction of the largest probability of a token",
     "decode/search.py:__call__": "sampling: a fraction of the sum of the probabilities of tokens",
+    "metrics/mixture.py:choose": "a mean over pairs of weights by how likely each is",
     "gallery/softmax.py:draw_scaling": "scores are scaled before the softmax, for a picture",
     "gallery/softmax.py:entropy": "p log p, for a picture",
 }

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from regard.cli import main
 from regard.costs.accelerators import (
+    ACCELERATORS,
     GATHERS,
     JUDGED,
-    KINDS,
     Load,
     Setup,
     Work,
@@ -94,7 +94,7 @@ def test_the_table_has_all_rows_of_mpt_but_seven_in_float8_and_is_what_the_model
     }
     told = {(row.model, row.length): row.work.parameters for row in rows}
     assert {key: told[key] for key in published} == published
-    assert all(row.setup.parallel in GATHERS and row.setup.kind in KINDS for row in rows)
+    assert all(row.setup.parallel in GATHERS and row.setup.kind in ACCELERATORS for row in rows)
 
 
 def test_counts_of_the_table_are_those_of_the_model():

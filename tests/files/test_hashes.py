@@ -12,6 +12,7 @@ import pytest
 
 import regard
 from regard.api import starters
+from regard.data.documents import Texts
 from regard.errors import UsageError
 from regard.files import hashes, sha256, write_atomically
 from regard.files.hashes import SUMS, seal, verify
@@ -171,8 +172,8 @@ def test_without_a_checkpoint_it_says_so(place):
 def test_a_tokenizer_of_other_data_is_no_remedy(place, monkeypatch):
     from regard.tasks.text import language
 
-    learn = language.learn_tokenizer
-    monkeypatch.setattr(language, "learn_tokenizer", lambda texts, how: learn(["other"], how))
+    learn, other = language.learn_tokenizer, Texts({"train": ["other"]}, running=False)
+    monkeypatch.setattr(language, "learn_tokenizer", lambda texts, how: learn(other, how))
     flip(place / "out" / "tokenizer.json", 99)
     with pytest.raises(UsageError, match="tokenizer.json: was damaged and cannot be made again"):
         train(place)

@@ -87,6 +87,7 @@ CASES = {
     "tag": Case(
         "tag",
         WRITES,
+        exports=False,
         resumed={**FEATURES, "features": "affixes", "max_length": 12, "join": "mean"},
     ),
     "images": Case("images", SEEN, photo, resumed=AUGMENTED),
