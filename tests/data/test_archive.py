@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from regard.data.archive import content_of, locator, open_archive
+from regard.data.captions import captions_of, read_captions
 from regard.data.image_files import ImageOptions
 from regard.data.images import load_images
 from regard.data.photos import load_photos
@@ -145,6 +146,19 @@ def test_transcripts_lie_beside_sounds(tmp_path):
     data = load_sounds(str(tar), options=SoundOptions("text"), need=("train",))
     assert sorted(data["train"].texts) == sorted(f"word {n}" for n in range(len(sounds)))
     assert modality_of(str(tar)).guess(tar, None, None)[0] == "text"  # type: ignore[union-attr]
+
+
+def test_captions_lie_beside_photos_in_a_tar(stripes, tmp_path):
+    photos = sorted((stripes / "train").rglob("*.png"))
+    members = {}
+    for n, path in enumerate(photos):
+        members |= {f"{n}.png": path.read_bytes(), f"{n}.txt": f"photo {n}\n".encode()}
+    tar = written(tmp_path / "photos.tar", members)
+    captions = read_captions(tar, None, None, None, parts=("train",))
+    assert captions == {f"{tar}/{n}.png": [f"photo {n}"] for n in range(len(photos))}
+    data = load_images(str(tar), need=("train",), options=ImageOptions(labelled=False))
+    told = [text for some in captions_of(data["train"], captions) for text in some]
+    assert sorted(told) == sorted(text for some in captions.values() for text in some)
 
 
 def test_a_table_names_files_of_the_tars_beside_it(stripes, tmp_path):
