@@ -80,6 +80,7 @@ def joined(device: str = "cpu", timeout: float = 60.0) -> Iterator[None]:
     left = threading.Event()
     store = _meet(timeout)
     own = store.clone()  # type: ignore[attr-defined] # a connection that no other thread waits for
+    own.set_timeout(_EVER)  # PyTorch never ends a call that was cancelled
     watcher = threading.Thread(target=_watch, args=(own, timeout, left), daemon=True)
     watcher.start()
     if device == "cuda":
